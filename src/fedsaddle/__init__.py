@@ -1,0 +1,1 @@
+"""FedSaddle: federated minimax optimisation across parties that keep their data."""

@@ -1,0 +1,219 @@
+"""The contract between problems, algorithms, participation and engines. Read this first.
+
+An algorithm is a frozen dataclass of settings whose `round(server, federation)` is the paper's
+pseudo-code. It asks clients through `federation.average` and `federation.collect` and never knows
+where they run. Server, client state, messages and replies are NamedTuples of flat tensors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+State = Any  # a NamedTuple of tensors, numbers and further such NamedTuples
+Number = Any  # a Python number in `round`, lifted to a 0-dim tensor on the device before a work sees it
+
+
+class Point(NamedTuple):
+    """z = (x, y): the minimising and the maximising variable, both flat. No maximisation: y is empty."""
+
+    x: Tensor
+    y: Tensor
+
+    def step(self, direction: Point, eta: Any, gamma: Any) -> Point:
+        """Descend in x by eta, ascend in y by gamma."""
+        return Point(self.x - eta * direction.x, self.y + gamma * direction.y)
+
+    def __add__(self, other: Point) -> Point:  # type: ignore[override]
+        return Point(self.x + other.x, self.y + other.y)
+
+    def __sub__(self, other: Point) -> Point:
+        return Point(self.x - other.x, self.y - other.y)
+
+    def __mul__(self, number: Any) -> Point:  # type: ignore[override]  # a tuple would repeat itself
+        return Point(self.x * number, self.y * number)
+
+    __rmul__ = __mul__  # type: ignore[assignment]
+
+    def __truediv__(self, number: Any) -> Point:
+        return Point(self.x / number, self.y / number)
+
+    def __neg__(self) -> Point:
+        return Point(-self.x, -self.y)
+
+
+class Batch(NamedTuple):
+    """Rows of one client. A mean over rows is `(weight * value).sum()`: padding weighs 0, real rows sum to 1."""
+
+    inputs: Tensor
+    targets: Tensor
+    weight: Tensor
+    noise: Tensor | tuple[()] = ()  # uniform on [0, 1), one row per example, where the problem asks for it
+
+
+class Pair(NamedTuple):
+    """A batch of a problem with strata: positives and negatives drawn apart. A missing class weighs 0."""
+
+    positives: Batch
+    negatives: Batch
+
+
+class Draw(NamedTuple):
+    """What a work wants of its client's data: so many minibatches, all of it, or both."""
+
+    minibatches: int = 0
+    full: bool = False
+
+
+ALL = Draw(full=True)
+
+
+class Data(NamedTuple):
+    """What a work receives: the minibatches of its Draw, in order, and the full batch if it was asked for."""
+
+    minibatches: tuple[Any, ...]  # of Batch or Pair
+    full: Any  # Batch, Pair or ()
+
+
+class Cohort(NamedTuple):
+    """Distinct clients to ask. `times`: how often each was drawn; `weight`: how much its reply counts in a mean.
+
+    Uniform draws weigh by the objective's client weights. Draws by an algorithm's own weights (lambda) count
+    plainly: the weights are in the draw already. Draws by a participation's weights are corrected for them.
+    """
+
+    ids: Tensor
+    times: Tensor
+    weight: Tensor
+
+
+class Average(NamedTuple):
+    """What the server learns from one ask. A field stands in exactly one of `mean`, `sum` and `each`."""
+
+    mean: Any  # weighted mean over those that answered, weights by the cohort
+    sum: Any  # of the fields named in `summed`: sum of w_i r_i over those that answered, w the objective's weights
+    each: Any  # of the fields named in `collect`: one row per client that answered
+    count: int  # distinct clients that answered
+    share: float  # sum of the objective's weights of those that answered
+    ids: Tensor
+    times: Tensor
+
+
+class NobodyAnswered(Exception):
+    """Raised by an ask without answers, caught by the training loop alone: the round is skipped and recorded."""
+
+
+class SettingError(ValueError):
+    """Wrong input. The text names the setting, the value and the remedy."""
+
+
+class Oracle(Protocol):
+    """A problem as a work sees it: losses and gradients of one client, whatever engine computes them."""
+
+    problem: Any
+
+    def loss(self, z: Point, batch: Any) -> Tensor: ...
+    def gradient(self, z: Point, batch: Any) -> Point: ...
+    def project(self, z: Point) -> Point: ...
+
+
+# A pure client function: (oracle, message, client state, data) -> (reply, client state). No clock, file or
+# generator, no `.item()`, no `if tensor`: it runs under vmap, in a CUDA graph and on a remote machine.
+Work = Callable[[Oracle, Any, Any, Data], tuple[Any, Any]]
+
+
+class Federation(Protocol):
+    """The clients, as an algorithm sees them."""
+
+    num_clients: int
+    round: int  # rounds elapsed, skipped ones included; addresses the randomness
+    cycle: int  # rounds until every group of clients has been active once (1 without groups)
+    epoch_ends: bool  # whether this round is the last of its cycle
+    batch_size: int
+
+    def cohort(self, size: int | None, weights: Tensor | None = None, replace: bool = False) -> Cohort:
+        """Draw clients among those that can be asked now. size None: all of them."""
+
+    def everyone(self) -> Cohort:
+        """Every client that can be asked now."""
+
+    def average(
+        self, work: Work, message: Any, cohort: Cohort, batches: int | Draw,
+        personal: Sequence[str] = (), collect: Sequence[str] = (), summed: Sequence[str] = (),
+    ) -> Average:
+        """Ask the cohort. `personal`: message fields with one row per client of the cohort;
+        `collect`: reply fields learnt client by client; `summed`: reply fields summed with the objective's weights.
+        """
+
+    def collect(
+        self, work: Work, message: Any, cohort: Cohort, batches: int | Draw, personal: Sequence[str] = (),
+    ) -> Average:
+        """Ask the cohort and learn every reply field client by client."""
+
+    def randint(self, low: int, high: int) -> int:
+        """The server's own keyed dice: low <= value < high."""
+
+    def uniform(self) -> float: ...
+
+
+class Problem(Protocol):
+    """min_x max_y mean_i f_i(x, y). Required: `first` and `loss`. The rest may be left out:
+
+    strata: tuple[str, ...] = ()          ("positives", "negatives"): batches are Pairs
+    noise: int = 0                        uniform numbers per example, in batch.noise
+    project(z) -> Point                   onto the domain of (x, y)
+    gradient(x, y, batch) -> Point        where it is known in closed form
+    prepare(federation) -> Problem        learns constants of the objective before round 0
+    constants() -> dict[str, float]       what prepare learnt: goes to the run folder and the checkpoint
+    with_constants(values) -> Problem     the inverse, for a resumed run
+    measure(z, rows) -> dict[str, float]  on a pooled data set: Rows(inputs, targets)
+    alarms(measures) -> list[str]         what a person should know, in words
+    named(z) -> dict[str, Tensor]         the solution under the names of a user's module
+    """
+
+    def first(self) -> Point:
+        """The starting point."""
+
+    def loss(self, x: Tensor, y: Tensor, batch: Any) -> Tensor:
+        """The loss of one client on a batch, a scalar: always `(batch.weight * per_example).sum()`."""
+
+
+class Algorithm(Protocol):
+    """A frozen dataclass of settings. `first_client(z)` is needed where clients keep state between rounds."""
+
+    def first(self, z: Point, federation: Federation) -> State:
+        """The server's state before round 0. It has a field `round`: updates done."""
+
+    def round(self, server: Any, federation: Federation) -> State: ...
+
+    def solution(self, server: Any) -> Point:
+        """What the method returns after the rounds done so far."""
+
+
+class Rows(NamedTuple):
+    """A pooled data set for evaluation."""
+
+    inputs: Tensor
+    targets: Tensor
+
+
+def setting(
+    default: Any, meaning: str, *, above: float | None = None, at_least: float | None = None,
+    at_most: float | None = None, choices: tuple[Any, ...] | None = None,
+) -> Any:
+    """A field of a settings dataclass, with its meaning and bounds. Checked in config.py, shown by `fedsaddle list`."""
+    bounds = {"above": above, "at_least": at_least, "at_most": at_most, "choices": choices}
+    return dataclasses.field(default=default, metadata={"meaning": meaning, **bounds})
+
+
+def as_draw(batches: int | Draw) -> Draw:
+    return batches if isinstance(batches, Draw) else Draw(minibatches=batches)
+
+
+def empty() -> Tensor:
+    """The y of a problem that only minimises."""
+    return torch.zeros(0)

@@ -1,0 +1,118 @@
+"""The clients' data: one table, sorted by client, with the run of rows that belongs to each.
+
+The population is two vectors of numbers, not a list of objects: a million clients cost 16 MB, and
+runs may overlap, so that many simulated clients can share few rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsaddle.contracts import Rows, SettingError
+
+
+class Run(NamedTuple):
+    """The rows of every client: start[i] .. start[i] + size[i] - 1."""
+
+    start: Tensor
+    size: Tensor
+
+
+@dataclass(frozen=True)
+class Clients:
+    """All clients' rows. `strata`: for a problem that draws classes apart, one Run per stratum."""
+
+    inputs: Tensor
+    targets: Tensor
+    run: Run
+    strata: tuple[Run, ...] = ()
+
+    @property
+    def count(self) -> int:
+        return len(self.run.size)
+
+    @property
+    def rows(self) -> Rows:
+        """Everything pooled, for evaluation."""
+        return Rows(self.inputs, self.targets)
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> Clients:
+        """On the device once; floating inputs and targets in the run's precision."""
+
+        def place(values: Tensor) -> Tensor:
+            return values.to(device, dtype if values.is_floating_point() else values.dtype)
+
+        runs = [Run(r.start.to(device), r.size.to(device)) for r in (self.run, *self.strata)]
+        return replace(self, inputs=place(self.inputs), targets=place(self.targets), run=runs[0],
+                       strata=tuple(runs[1:]))
+
+    def stratified(self) -> Clients:
+        """The same rows, each client's positives (target > 0) first, with a Run for positives and for negatives."""
+        owner = torch.repeat_interleave(torch.arange(self.count), self.run.size.cpu())
+        row = torch.cat([torch.arange(int(s), int(s) + int(n)) for s, n in zip(*self.run, strict=True)])
+        negative = (self.targets[row] <= 0).long()
+        order = row[torch.argsort(owner * 2 + negative, stable=True)]
+        size = torch.bincount(owner * 2 + negative, minlength=2 * self.count).reshape(-1, 2)
+        start = torch.cat([torch.zeros(1, dtype=torch.int64), size.reshape(-1).cumsum(0)[:-1]]).reshape(-1, 2)
+        strata = tuple(Run(start[:, s].contiguous(), size[:, s].contiguous()) for s in (0, 1))
+        return Clients(self.inputs[order], self.targets[order], Run(strata[0].start, size.sum(1)), strata)
+
+
+def clients_from_arrays(inputs: Any, targets: Any, client: Any) -> Clients:
+    """From arrays of rows: `client[r]` names the owner of row r. Clients are numbered in their names' order."""
+    names, owner = np.unique(np.asarray(client), return_inverse=True)
+    inputs, targets, owners = _tensor(inputs), _tensor(targets), torch.from_numpy(owner.reshape(-1))
+    if not len(inputs) == len(targets) == len(owners):
+        raise SettingError(f"clients: {len(inputs)} rows of inputs, {len(targets)} targets and {len(owners)} client "
+                           "names; give each row one target and one client")
+    if not len(inputs):
+        raise SettingError("clients: there are no rows at all; give at least one client with one row")
+    order = torch.argsort(owners, stable=True)
+    size = torch.bincount(owners, minlength=len(names))
+    return checked(Clients(inputs[order], targets[order], Run(size.cumsum(0) - size, size)))
+
+
+def clients_from_list(parts: Sequence[tuple[Any, Any]]) -> Clients:
+    """From one (inputs, targets) pair per client."""
+    if not parts:
+        raise SettingError("clients: the list is empty; give at least one (inputs, targets) pair")
+    inputs, targets = [_tensor(x) for x, _ in parts], [_tensor(y) for _, y in parts]
+    for i, (x, y) in enumerate(zip(inputs, targets, strict=True)):
+        if len(x) != len(y):
+            raise SettingError(f"clients: client {i} has {len(x)} rows of inputs and {len(y)} targets; "
+                               "give each row one target")
+        if x.shape[1:] != inputs[0].shape[1:]:
+            raise SettingError(f"clients: a row of client {i} has shape {tuple(x.shape[1:])}, one of client 0 "
+                               f"{tuple(inputs[0].shape[1:])}; all clients need the same features")
+    size = torch.tensor([len(x) for x in inputs])
+    return checked(Clients(torch.cat(inputs), torch.cat(targets), Run(size.cumsum(0) - size, size)))
+
+
+def checked(clients: Clients) -> Clients:
+    """The clients, or an error that names the first bad one."""
+    empty = (clients.run.size == 0).nonzero().flatten()
+    if len(empty):
+        raise SettingError(f"clients: client {int(empty[0])} has no rows ({len(empty)} such clients in all); "
+                           "leave clients without data out of the federation")
+    for name, values in (("inputs", clients.inputs), ("targets", clients.targets)):
+        if values.is_floating_point():
+            finite = torch.isfinite(values).reshape(len(values), -1).all(1)
+            if not bool(finite.all()):
+                row = int((~finite).nonzero()[0])
+                inside = (clients.run.start <= row) & (row < clients.run.start + clients.run.size)
+                owner = inside.nonzero().flatten()
+                who = f"client {int(owner[0])}" if len(owner) else "no client"
+                raise SettingError(f"clients: {name} hold NaN or infinite values in {int((~finite).sum())} rows, first "
+                                   f"in row {row} of the table ({who}); impute or drop them first")
+    return clients
+
+
+def _tensor(values: Any) -> Tensor:
+    tensor = values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
+    return tensor.float() if tensor.dtype in (torch.float64, torch.float16) else tensor

@@ -1,0 +1,172 @@
+"""The federation that an algorithm talks to: its clock, its draws, its asks, its ledger.
+
+It decides who is asked and who answers; an engine (vectorised or one by one) computes the replies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedsaddle.contracts import Average, Cohort, Draw, NobodyAnswered, Work, as_draw
+from fedsaddle.engine.ledger import Size, Traffic, size_of, traffic_of
+from fedsaddle.maths import keys
+from fedsaddle.maths.keys import Purpose
+from fedsaddle.maths.trees import leaves, lift, map_leaves
+from fedsaddle.participation import Participation
+from fedsaddle.participation.responses import Moment, arrivals
+from fedsaddle.participation.selection import Population, draw, whole
+
+PREPARATION = -1  # the round before the first: constants of the problem are asked for, and everyone answers
+
+
+class Ask(NamedTuple):
+    """One ask to the clients that will answer it."""
+
+    work: Work
+    message: Any  # numbers lifted to tensors; personal fields have one row per client
+    personal: tuple[str, ...]
+    collect: tuple[str, ...]
+    summed: tuple[str, ...]
+    ids: Tensor
+    weight: Tensor  # in the mean
+    objective: Tensor  # the objective's weights, for summed fields
+    draw: Draw
+    address: tuple[int, int, int]  # seed, round, ask
+
+
+class Outcome(NamedTuple):
+    mean: Any
+    sum: Any
+    each: Any
+    size: Size  # of one reply
+
+
+class Engine(Protocol):
+    """Computes replies and keeps client states; the reference and the simulation are two."""
+
+    device: torch.device
+    dtype: torch.dtype
+    batch_size: int
+
+    def open(self, first_client: Any) -> None:
+        """Set the state of clients never visited."""
+
+    def run(self, ask: Ask) -> Outcome: ...
+    def commit(self) -> None: ...
+    def rollback(self) -> None: ...
+    def dump(self) -> dict[str, Tensor]: ...
+    def load(self, tensors: dict[str, Tensor]) -> None: ...
+
+
+class EngineFederation:
+    """contracts.Federation over an engine."""
+
+    def __init__(self, engine: Engine, participation: Participation, population: Population, seed: int) -> None:
+        self.engine, self.participation, self.population, self.seed = engine, participation, population, seed
+        self.num_clients = population.count
+        self.batch_size = engine.batch_size
+        self.cycle = participation.select.cycle
+        self.asks: list[Traffic] = []  # of this round, in order
+        self.begin(0)
+
+    def begin(self, round: int) -> None:
+        """Set the clock; what the last round left uncommitted is gone."""
+        self.round = round
+        self.epoch_ends = (round + 1) % self.cycle == 0
+        self.asks = []
+        self._cohorts = self._dice = 0
+        self.engine.rollback()
+
+    def commit(self) -> None:
+        self.engine.commit()
+
+    def cohort(self, size: int | None, weights: Tensor | None = None, replace: bool = False) -> Cohort:
+        self._cohorts += 1
+        return draw(self.participation.select, self.population, self.seed, self.round, self._cohorts - 1,
+                    size, weights, replace)
+
+    def everyone(self) -> Cohort:
+        if self.round == PREPARATION:
+            return whole(range(self.num_clients), self.population)
+        return self.cohort(None)
+
+    def average(
+        self, work: Work, message: Any, cohort: Cohort, batches: int | Draw,
+        personal: Sequence[str] = (), collect: Sequence[str] = (), summed: Sequence[str] = (),
+    ) -> Average:
+        message = lift(message, self.engine.device, self.engine.dtype)
+        address = (self.seed, self.round, len(self.asks))
+        arrived = self._arrivals(cohort, Moment(*address))
+        who = arrived.accepted.nonzero().flatten()
+        late = int((arrived.seconds.isfinite() & ~arrived.accepted).sum())
+        message_size, asked = size_of(message, personal), len(cohort.ids)
+
+        def run(who: Tensor) -> Outcome:
+            ids = cohort.ids[who]
+            return self.engine.run(Ask(
+                work, _rows(message, personal, who, asked), tuple(personal), tuple(collect), tuple(summed),
+                ids, cohort.weight[who], self.population.weights[ids], as_draw(batches), address,
+            ))
+
+        if not len(who):  # the size of late replies still counts: one is computed, and dropped with the round
+            out = arrived.seconds.isfinite().nonzero().flatten()
+            size = run(out[:1]).size if late else Size(0, 0)
+            self.asks.append(traffic_of(message_size, size, asked, 0, late, arrived.closed))
+            raise NobodyAnswered(f"none of {asked} clients answered in round {self.round}")
+        outcome, ids = run(who), cohort.ids[who]
+        self.asks.append(traffic_of(message_size, outcome.size, asked, len(who), late, arrived.closed))
+        share = float(self.population.weights[ids].sum())
+        return Average(outcome.mean, outcome.sum, outcome.each, len(who), share, ids, cohort.times[who])
+
+    def collect(
+        self, work: Work, message: Any, cohort: Cohort, batches: int | Draw, personal: Sequence[str] = (),
+    ) -> Average:
+        return self.average(work, message, cohort, batches, personal, collect=("*",))
+
+    def randint(self, low: int, high: int) -> int:
+        return keys.randint(self._key(), low, high)
+
+    def uniform(self) -> float:
+        return keys.uniform(self._key())
+
+    @property
+    def traffic(self) -> Traffic:
+        """Of this round so far."""
+        return sum(self.asks, Traffic())
+
+    def _key(self) -> int:
+        self._dice += 1
+        return keys.address(self.seed, self.round, self._dice, Purpose.SERVER)
+
+    def _arrivals(self, cohort: Cohort, moment: Moment) -> Any:
+        chain = () if self.round == PREPARATION else self.participation.respond
+        return arrivals(chain, cohort.ids, moment)
+
+
+def _rows(message: Any, personal: Sequence[str], who: Tensor, asked: int) -> Any:
+    """The message with the personal rows of those that answer."""
+    if not personal:
+        return message
+
+    def pick(leaf: Tensor) -> Tensor:
+        return leaf[who.to(leaf.device)]
+
+    picked = {name: map_leaves(pick, getattr(message, name)) for name in personal}
+    for name in personal:
+        for leaf in leaves(getattr(message, name)):
+            if len(leaf) != asked:
+                raise ValueError(f"personal field {name!r} has {len(leaf)} rows for a cohort of {asked}")
+    return message._replace(**picked)
+
+
+def sort_fields(fields: Sequence[str], collect: Sequence[str], summed: Sequence[str]) -> dict[str, str]:
+    """For every reply field where it goes: 'mean', 'sum' or 'each'."""
+    unknown = {*collect, *summed} - {*fields, "*"}
+    if unknown:
+        raise ValueError(f"no field {sorted(unknown)} in a reply with fields {list(fields)}")
+    everything = "*" in collect
+    return {name: "each" if everything or name in collect else "sum" if name in summed else "mean" for name in fields}

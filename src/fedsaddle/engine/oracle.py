@@ -1,0 +1,62 @@
+"""A problem as client functions see it: its loss, its gradient, its projection.
+
+The gradient is an operation of its own with its own rule for `vmap`: inside a vectorised ask the rule
+receives plain tensors with a client axis, so a compiled or hand-written gradient for many clients can
+take its place without a change to any algorithm.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+from torch.utils import _pytree as pytree
+
+from fedsaddle.contracts import Point, Problem
+
+
+class ProblemOracle:
+    """The oracle of any problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        closed_form = getattr(problem, "gradient", None)
+        self._one = closed_form or grad(problem.loss, argnums=(0, 1))
+        self._project = getattr(problem, "project", None)
+
+    def loss(self, z: Point, batch: Any) -> Tensor:
+        return self.problem.loss(z.x, z.y, batch)
+
+    def gradient(self, z: Point, batch: Any) -> Point:
+        leaves, form = pytree.tree_flatten(batch)
+        return Point(*_Gradient.apply(_Rule(self._one, form), z.x, z.y, *leaves))
+
+    def project(self, z: Point) -> Point:
+        return self._project(z) if self._project else z
+
+
+class _Rule:
+    """The gradient of one client as a function of flat arguments."""
+
+    def __init__(self, one: Any, form: Any) -> None:
+        self.one, self.form = one, form
+
+    def __call__(self, x: Tensor, y: Tensor, *leaves: Tensor) -> tuple[Tensor, Tensor]:
+        gx, gy = self.one(x, y, pytree.tree_unflatten(list(leaves), self.form))
+        return gx, gy
+
+
+class _Gradient(torch.autograd.Function):
+    @staticmethod
+    def forward(rule: _Rule, *values: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return rule(*values)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept: no method differentiates through a gradient."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], rule: _Rule, *values: Tensor) -> Any:
+        return vmap(rule, in_dims=in_dims[1:])(*values), (0, 0)

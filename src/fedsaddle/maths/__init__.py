@@ -1,0 +1,1 @@
+"""Flat vectors, trees, projections and keyed random streams."""

@@ -1,0 +1,5 @@
+"""Measures of a solution, computed on pooled scores."""
+
+from fedsaddle.metrics.auc import auc, average_precision
+
+__all__ = ["auc", "average_precision"]

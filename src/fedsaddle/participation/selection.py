@@ -1,0 +1,186 @@
+"""Who can be asked in a round, and who of them is drawn."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedsaddle.contracts import Cohort, NobodyAnswered, SettingError, setting
+from fedsaddle.maths import keys, streams
+from fedsaddle.maths.keys import Purpose
+
+
+class Population(NamedTuple):
+    """All clients, as the server knows them."""
+
+    count: int
+    sizes: Tensor  # rows per client
+    weights: Tensor  # the objective's weights w_i, which sum to one
+
+
+class Selection(Protocol):
+    """Frozen settings. `weights` is None where every client of the pool is equally likely."""
+
+    @property
+    def cycle(self) -> int: ...
+    @property
+    def replace(self) -> bool: ...
+    def pool(self, round: int, population: Population) -> range | Tensor: ...
+    def weights(self, population: Population) -> Tensor | None: ...
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Every client can be asked, each equally likely, without replacement."""
+
+    cycle = 1
+    replace = False
+
+    def pool(self, round: int, population: Population) -> range | Tensor:
+        return range(population.count)
+
+    def weights(self, population: Population) -> Tensor | None:
+        return None
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """Every client can be asked, drawn by its size or by given weights."""
+
+    by: tuple[float, ...] = setting((), "one weight per client; empty: the number of its rows")
+    replace: bool = setting(False, "draw with replacement: a client drawn twice runs once and counts twice")
+    cycle = 1
+
+    def pool(self, round: int, population: Population) -> range | Tensor:
+        return range(population.count)
+
+    def weights(self, population: Population) -> Tensor | None:
+        if not self.by:
+            return population.sizes.to("cpu", torch.float64)
+        if len(self.by) != population.count or min(self.by) < 0 or sum(self.by) <= 0:
+            raise SettingError(f"participation.select.by: {len(self.by)} weights for {population.count} clients; give "
+                               "one weight per client, none negative, not all zero")
+        return torch.tensor(self.by, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Cyclic:
+    """Groups of clients take turns in a fixed order; only the active group can be asked (papers: cyclic-auc)."""
+
+    groups: int = setting(5, "number of groups; client i belongs to group i * groups // clients", at_least=1)
+    replace = False
+
+    @property
+    def cycle(self) -> int:
+        return self.groups
+
+    def pool(self, round: int, population: Population) -> range | Tensor:
+        if self.groups > population.count:
+            raise SettingError(f"participation.select.groups = {self.groups} for {population.count} clients; "
+                               "every group needs a client")
+        active = round % self.groups
+        first, end = (-(-g * population.count // self.groups) for g in (active, active + 1))
+        return range(first, end)
+
+    def weights(self, population: Population) -> Tensor | None:
+        return None
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Clients can be asked when a file says so: a CSV with the columns client, from, until (from <= time < until)."""
+
+    file: str = setting("", "path of the CSV file")
+    tick: float = setting(1.0, "time that a round takes, in the file's unit; 1: the file counts rounds", above=0)
+    period: float = setting(0.0, "the trace repeats after this time; 0: it does not repeat", at_least=0)
+    cycle = 1
+    replace = False
+
+    def pool(self, round: int, population: Population) -> range | Tensor:
+        client, start, end = read_trace(self.file)
+        if int(client.max()) >= population.count:
+            raise SettingError(f"participation.select.file = {self.file!r}: names client {int(client.max())}, but "
+                               f"there are {population.count} clients, numbered from 0")
+        time = round * self.tick
+        time = time % self.period if self.period else time
+        return client[(start <= time) & (time < end)].unique()
+
+    def weights(self, population: Population) -> Tensor | None:
+        return None
+
+
+@lru_cache(maxsize=8)
+def read_trace(file: str) -> tuple[Tensor, Tensor, Tensor]:
+    """The intervals of an availability trace: client, from, until."""
+    where = f"participation.select.file = {file!r}"
+    try:
+        with Path(file).open(newline="", encoding="utf-8") as stream:
+            rows = list(csv.DictReader(stream))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(f"{where}: cannot be read ({error}); give the path of a CSV file with the columns "
+                           "client, from, until") from error
+    if not rows:
+        raise SettingError(f"{where}: holds no interval; give rows with the columns client, from, until")
+    table: list[tuple[int, float, float]] = []
+    for number, row in enumerate(rows, start=2):
+        try:
+            table.append((int(row["client"]), float(row["from"]), float(row["until"])))
+        except (KeyError, TypeError, ValueError) as error:
+            raise SettingError(f"{where}: line {number} is {row}; it needs a whole number in column client and numbers "
+                               "in columns from and until") from error
+        if table[-1][0] < 0 or not table[-1][1] < table[-1][2]:
+            raise SettingError(f"{where}: line {number} is {row}; client must be at least 0, from below until")
+    client, start, end = zip(*table, strict=True)
+    return torch.tensor(client), torch.tensor(start), torch.tensor(end)
+
+
+def draw(
+    selection: Selection, population: Population, seed: int, round: int, number: int,
+    size: int | None, weights: Tensor | None, replace: bool,
+) -> Cohort:
+    """The `number`-th cohort of a round. `weights` are the algorithm's own; they go before the selection's."""
+    pool = selection.pool(round, population)
+    if not len(pool):
+        raise NobodyAnswered(f"no client can be asked in round {round}")
+    if size is None and weights is None:
+        return whole(pool, population)
+    if size is not None and size > population.count and not replace:
+        raise SettingError(f"asked = {size}, but the federation has {population.count} clients; ask at most that many")
+    own = weights is not None
+    if not own:
+        weights, replace = selection.weights(population), selection.replace
+    elif len(weights) != population.count:  # type: ignore[arg-type]
+        raise ValueError(f"{len(weights)} weights for {population.count} clients")  # type: ignore[arg-type]
+    ids = torch.arange(pool.start, pool.stop) if isinstance(pool, range) and weights is not None else pool
+    key = keys.address(seed, round, number, Purpose.COHORT)
+    if weights is None:
+        position = streams.draw_distinct(key, len(pool), min(size or len(pool), len(pool)))
+        chosen = position + pool.start if isinstance(pool, range) else pool[position]
+        return _cohort(chosen, torch.ones_like(chosen), population.weights[chosen])
+    assert isinstance(ids, Tensor)
+    weights = weights.to("cpu", torch.float64)[ids]
+    if not replace:
+        size = min(size or len(ids), int((weights > 0).sum()))
+    if float(weights.sum()) <= 0:
+        raise NobodyAnswered(f"no client with a positive weight can be asked in round {round}")
+    position, times = streams.draw_weighted(key, weights, size or len(ids), replace).unique(return_counts=True)
+    chosen = ids[position]
+    corrected = torch.ones(len(chosen)) if own else population.weights[chosen] / weights[position]
+    return _cohort(chosen, times, corrected)
+
+
+def whole(pool: range | Tensor, population: Population) -> Cohort:
+    """Everyone in the pool, once."""
+    ids = torch.arange(pool.start, pool.stop) if isinstance(pool, range) else pool
+    return Cohort(ids, torch.ones_like(ids), population.weights[ids])
+
+
+def _cohort(ids: Tensor, times: Tensor, weight: Tensor) -> Cohort:
+    order = torch.argsort(ids)
+    return Cohort(ids[order], times[order], (weight * times)[order])

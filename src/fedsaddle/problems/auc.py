@@ -1,0 +1,156 @@
+"""AUC maximisation as a minimax problem: the square pairwise loss, split over clients (codasca, section 3).
+
+f_i(w, a, b; alpha) = mean over client i's rows of
+  (1-p)(h-a)^2 [pos] + p(h-b)^2 [neg] + 2(1+alpha)(p h [neg] - (1-p) h [pos]) - p(1-p) alpha^2
+with h the score of a row. At the saddle a and b are the mean scores of the two classes, and alpha = b - a.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedsaddle.contracts import ALL, Batch, Data, Federation, Oracle, Point, Rows, SettingError, setting
+from fedsaddle.maths import flat
+from fedsaddle.metrics import auc
+from fedsaddle.models.checks import check_module
+
+SLICE = 8192  # rows evaluated at once
+NARROW = 1e-6  # scores this close together are told apart by rounding only
+FAR = 1e4  # a score beyond this has left the range where the square loss means anything
+
+SCORES: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "linear": lambda output: output,
+    "softmax": lambda output: torch.softmax(output, 1)[:, 1],  # class 1 against the rest, as the published code
+}
+
+
+class Share(NamedTuple):
+    """How much of a client's data is of each class: empty in the question, filled in the reply.
+
+    Both are asked for, since a rounded sum of weights need not be exactly 1 where a class is missing.
+    """
+
+    positive: Tensor | float = 0.0
+    negative: Tensor | float = 0.0
+
+
+def positive_share(oracle: Oracle, message: Share, client: Any, data: Data) -> tuple[Share, Any]:
+    batch = data.full
+    positive = batch.targets > 0
+    return Share((batch.weight * positive).sum(), (batch.weight * ~positive).sum()), client
+
+
+@dataclass(frozen=True)
+class AUC:
+    """x = (the net's parameters, a, b), y = (alpha,). Rows with target > 0 are the positives."""
+
+    net: nn.Module
+    score: str = setting("sigmoid", "how the net's output becomes a score h", choices=tuple(SCORES))
+    p: float | None = setting(None, "share of positives, between 0 and 1; left out, the clients are asked once with "
+                                    "the objective's weights", above=0.0)
+
+    def __post_init__(self) -> None:
+        check_module(self.net)
+        if self.score not in SCORES:
+            raise SettingError(f"problem.score: unknown score {self.score!r}; choose one of {', '.join(SCORES)}")
+        if self.p is not None and not 0 < self.p < 1:
+            raise SettingError(f"problem.p: {self.p} is no share of positives; set it strictly between 0 and 1, or "
+                               "leave it out to have the clients asked for it")
+
+    def first(self) -> Point:
+        weights = flat.flatten(self.net)
+        return Point(torch.cat([weights, weights.new_zeros(2)]), weights.new_zeros(1))
+
+    def loss(self, x: Tensor, y: Tensor, batch: Batch) -> Tensor:
+        return (batch.weight * self._terms(self.scores(x, batch.inputs), batch.targets, x[-2], x[-1], y[0])).sum()
+
+    def scores(self, x: Tensor, inputs: Tensor) -> Tensor:
+        """One score h a row."""
+        output = flat.call(self.net, x[:-2], inputs)
+        shape, rows = tuple(output.shape), len(inputs)
+        if self.score == "softmax":
+            if len(shape) != 2 or shape[0] != rows or shape[1] < 2:
+                raise SettingError(f"problem.score: softmax needs two or more outputs a row, but the net gives {shape} "
+                                   f"for {rows} rows; give it 2 outputs, or set score to sigmoid")
+        elif shape == (rows, 1):
+            output = output.squeeze(1)
+        elif shape != (rows,):
+            raise SettingError(f"problem.score: {self.score} needs one output a row, but the net gives {shape} for "
+                               f"{rows} rows; give it 1 output, or set score to softmax")
+        return SCORES[self.score](output)
+
+    def _terms(self, h: Tensor, targets: Tensor, a: Tensor, b: Tensor, alpha: Tensor) -> Tensor:
+        """The loss of every row."""
+        if targets.shape != h.shape:
+            raise SettingError(f"targets: shape {tuple(targets.shape)} for {len(h)} scores; give each row one number, "
+                               "positive where it is above 0")
+        p = self._share()
+        pos = (targets > 0).to(h.dtype)
+        neg = 1 - pos
+        return ((1 - p) * (h - a) ** 2 * pos + p * (h - b) ** 2 * neg
+                + 2 * (1 + alpha) * (p * h * neg - (1 - p) * h * pos) - p * (1 - p) * alpha**2)
+
+    def _share(self) -> float:
+        if self.p is None:
+            raise SettingError("problem.p: the share of positives is not known yet; use the problem that "
+                               "prepare(federation) returns, or set p")
+        return self.p
+
+    def prepare(self, federation: Federation) -> AUC:
+        """Learn p with the objective's own client weights: with any other the saddle is not AUC's."""
+        if self.p is not None:
+            return self
+        share = federation.average(positive_share, Share(), federation.everyone(), ALL).mean
+        positive, negative = float(share.positive), float(share.negative)
+        if not positive or not negative:
+            missing = "negatives (target <= 0)" if positive else "positives (target > 0)"
+            raise SettingError(f"targets: no client has any {missing}, so there is no AUC to maximise; check how the "
+                               "targets are coded")
+        return replace(self, p=positive / (positive + negative))
+
+    def constants(self) -> dict[str, float]:
+        return {} if self.p is None else {"p": self.p}
+
+    def with_constants(self, values: dict[str, float]) -> AUC:
+        return replace(self, p=values.get("p"))
+
+    @torch.no_grad()
+    def measure(self, z: Point, rows: Rows) -> dict[str, float]:
+        """AUC, the minimax loss at z and its maximum over alpha (`primal`), every row weighing the same."""
+        scores = torch.cat([self.scores(z.x, part) for part in torch.split(rows.inputs, SLICE)])
+        h, (a, b), alpha = scores.double(), z.x[-2:].double(), z.y[0].double()
+        p, positive = self._share(), rows.targets > 0
+        # f is -p(1-p) alpha^2 + 2 alpha lean + terms without alpha
+        lean = torch.where(positive, -(1 - p) * h, p * h).mean()
+        best = lean / (p * (1 - p))
+        return {
+            "auc": auc(scores, positive),
+            "objective": float(self._terms(h, rows.targets, a, b, alpha).mean()),
+            "primal": float(self._terms(h, rows.targets, a, b, best).mean()),
+            "score_min": float(h.min()), "score_max": float(h.max()), "score_spread": float(h.std(correction=0)),
+        }
+
+    def alarms(self, measures: dict[str, float]) -> list[str]:
+        """AUC is blind to the scale of the scores: say where it can no longer be trusted."""
+        low, high = measures["score_min"], measures["score_max"]
+        if not all(isfinite(measures[name]) for name in ("score_min", "score_max", "objective")):
+            return ["the scores are no longer finite: the run has diverged; lower the step sizes"]
+        size = max(abs(low), abs(high))
+        if measures["score_spread"] < NARROW or high - low <= NARROW * size:
+            return [f"the score is saturated: all scores lie between {low:.7g} and {high:.7g}, so AUC is rounding "
+                    "noise and gradients vanish; start again with smaller step sizes"]
+        if size > FAR:
+            return [f"the score is diverging: it reaches {size:.3g} while AUC, blind to scale, may still read well; "
+                    "lower the step sizes, or set score to sigmoid"]
+        return []
+
+    def named(self, z: Point) -> dict[str, Tensor]:
+        net = {f"net.{name}": values.clone() for name, values in flat.named(self.net, z.x[:-2]).items()}
+        return {**net, "a": z.x[-2].clone(), "b": z.x[-1].clone(), "alpha": z.y[0].clone()}
