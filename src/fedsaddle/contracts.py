@@ -34,10 +34,11 @@ class Point(NamedTuple):
     def __sub__(self, other: Point) -> Point:
         return Point(self.x - other.x, self.y - other.y)
 
-    def __mul__(self, number: Any) -> Point:  # type: ignore[override]  # a tuple would repeat itself
+    def __mul__(self, number: Any) -> Point:  # a tuple would repeat itself
         return Point(self.x * number, self.y * number)
 
-    __rmul__ = __mul__  # type: ignore[assignment]
+    def __rmul__(self, number: Any) -> Point:
+        return Point(number * self.x, number * self.y)
 
     def __truediv__(self, number: Any) -> Point:
         return Point(self.x / number, self.y / number)
@@ -97,7 +98,7 @@ class Average(NamedTuple):
     mean: Any  # weighted mean over those that answered, weights by the cohort
     sum: Any  # of the fields named in `summed`: sum of w_i r_i over those that answered, w the objective's weights
     each: Any  # of the fields named in `collect`: one row per client that answered
-    count: int  # distinct clients that answered
+    answered: int  # distinct clients
     share: float  # sum of the objective's weights of those that answered
     ids: Tensor
     times: Tensor
@@ -173,6 +174,8 @@ class Problem(Protocol):
     measure(z, rows) -> dict[str, float]  on a pooled data set: Rows(inputs, targets)
     alarms(measures) -> list[str]         what a person should know, in words
     named(z) -> dict[str, Tensor]         the solution under the names of a user's module
+    headline: str                         the measure to show first
+    pose(settings, materials) -> Problem  a static method: makes it from a settings file
     """
 
     def first(self) -> Point:
@@ -199,6 +202,15 @@ class Rows(NamedTuple):
 
     inputs: Tensor
     targets: Tensor
+
+
+class Materials(NamedTuple):
+    """What a problem can be made from when it is named in a settings file: `Problem.pose(settings, materials)`."""
+
+    clients: Any  # data.Clients
+    weights: Tensor  # the objective's client weights
+    classes: int
+    net: Callable[[int], Any]  # the model of the settings, with so many outputs
 
 
 def setting(

@@ -26,6 +26,7 @@ class Entry(NamedTuple):
     copies: int  # copies of z that a client asked in every phase uploads per round
     scalars: int = 0  # further numbers that it uploads per round
     learns: str = MEAN_ONLY  # what the server learns per client
+    client_state: str = "none"  # what a client keeps between rounds
     fixed: Mapping[str, Any] = MappingProxyType({})  # settings that make it this method
     defaults: Mapping[str, Any] = MappingProxyType({})  # other defaults than the class has
 
@@ -35,7 +36,7 @@ ALGORITHMS: dict[str, Entry] = {
     "cdma-one": Entry(CDMA, "cdma", SADDLE, 2, fixed={"beta": 1, "c_alpha": math.inf}, defaults={"rho": 0.0}),
     "cdma-ada": Entry(CDMA, "cdma", SADDLE, 2, fixed={"beta": 1}),
     "parallel-sgda": Entry(ParallelSGDA, "cdma", SADDLE, 1),
-    "codasca": Entry(CODASCA, "codasca", SADDLE, 2),
+    "codasca": Entry(CODASCA, "codasca", SADDLE, 2, client_state="its control variate c_i, a copy of z"),
     "drfa": Entry(DRFA, "drfa", ROBUST, 2, scalars=1, learns="the loss of each client asked, on a minibatch"),
 }
 

@@ -56,7 +56,7 @@ class DRFA:
         model = federation.average(self.local_steps, Go(server.z, snapshot), drawn, batches=self.steps).mean
         losses = federation.collect(self.evaluate, model.snapshot, uniform, batches=1)
         v = torch.zeros_like(server.mixture)
-        v[losses.ids] = losses.each.value * federation.num_clients / losses.count
+        v[losses.ids] = losses.each.value * federation.num_clients / losses.answered
         mixture = projections.simplex(server.mixture + self.steps * self.gamma * v)
         return Server(z=model.z, mixture=mixture, round=server.round + 1)
 

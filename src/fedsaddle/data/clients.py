@@ -67,7 +67,7 @@ class Clients:
 def clients_from_arrays(inputs: Any, targets: Any, client: Any) -> Clients:
     """From arrays of rows: `client[r]` names the owner of row r. Clients are numbered in their names' order."""
     names, owner = np.unique(np.asarray(client), return_inverse=True)
-    inputs, targets, owners = _tensor(inputs), _tensor(targets), torch.from_numpy(owner.reshape(-1))
+    inputs, targets, owners = as_tensor(inputs), as_tensor(targets), torch.from_numpy(owner.reshape(-1))
     if not len(inputs) == len(targets) == len(owners):
         raise SettingError(f"clients: {len(inputs)} rows of inputs, {len(targets)} targets and {len(owners)} client "
                            "names; give each row one target and one client")
@@ -82,7 +82,7 @@ def clients_from_list(parts: Sequence[tuple[Any, Any]]) -> Clients:
     """From one (inputs, targets) pair per client."""
     if not parts:
         raise SettingError("clients: the list is empty; give at least one (inputs, targets) pair")
-    inputs, targets = [_tensor(x) for x, _ in parts], [_tensor(y) for _, y in parts]
+    inputs, targets = [as_tensor(x) for x, _ in parts], [as_tensor(y) for _, y in parts]
     for i, (x, y) in enumerate(zip(inputs, targets, strict=True)):
         if len(x) != len(y):
             raise SettingError(f"clients: client {i} has {len(x)} rows of inputs and {len(y)} targets; "
@@ -113,6 +113,7 @@ def checked(clients: Clients) -> Clients:
     return clients
 
 
-def _tensor(values: Any) -> Tensor:
+def as_tensor(values: Any) -> Tensor:
+    """A tensor of an array, in the array's own precision where there is a choice."""
     tensor = values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
-    return tensor.float() if tensor.dtype in (torch.float64, torch.float16) else tensor
+    return tensor.float() if tensor.dtype == torch.float16 else tensor

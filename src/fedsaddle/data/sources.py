@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from fedsaddle.contracts import Rows, SettingError, setting
+from fedsaddle.data.clients import Clients
+from fedsaddle.data.synthetic import quadratic_clients
 from fedsaddle.maths import keys, streams
 
 
@@ -49,7 +51,24 @@ class BreastCancer:
         return DataSet(train, test, classes)
 
 
-SOURCES: dict[str, type[Any]] = {"digits": Digits, "breast-cancer": BreastCancer}
+@dataclass(frozen=True)
+class QuadraticSaddles:
+    """Made-up clients of the problem `quadratic`, with a known solution."""
+
+    dimension_x: int = setting(10, "length of x", at_least=1)
+    dimension_y: int = setting(10, "length of y", at_least=1)
+    fewest_rows: int = setting(10, "rows of the smallest client", at_least=1)
+    most_rows: int = setting(10, "rows of the largest client; sizes are drawn uniformly between the two", at_least=1)
+    heterogeneity: float = setting(1.0, "how far clients lie apart; 0: identical clients", at_least=0)
+    noise: float = setting(0.5, "how far the rows of a client lie apart; 0: identical rows", at_least=0)
+    coupling: float = setting(1.0, "size of the term x'By", at_least=0)
+
+    def deal(self, clients: int, seed: int) -> Clients:
+        return quadratic_clients(clients, (self.fewest_rows, self.most_rows), self.dimension_x, self.dimension_y,
+                                 self.heterogeneity, self.noise, self.coupling, seed)
+
+
+SOURCES: dict[str, type[Any]] = {"digits": Digits, "breast-cancer": BreastCancer, "quadratic": QuadraticSaddles}
 
 
 def split(inputs: Tensor, targets: Tensor, test_share: float, seed: int) -> DataSet:

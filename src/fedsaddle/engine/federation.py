@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fedsaddle.contracts import Average, Cohort, Draw, NobodyAnswered, Work, as_draw
+from fedsaddle.contracts import Average, Cohort, Draw, NobodyAnswered, Problem, Work, as_draw
 from fedsaddle.engine.ledger import Size, Traffic, size_of, traffic_of
 from fedsaddle.maths import keys
 from fedsaddle.maths.keys import Purpose
@@ -52,6 +52,9 @@ class Engine(Protocol):
     dtype: torch.dtype
     batch_size: int
 
+    def pose(self, problem: Problem) -> None:
+        """Set the problem: again, once its constants are known."""
+
     def open(self, first_client: Any) -> None:
         """Set the state of clients never visited."""
 
@@ -67,10 +70,10 @@ class EngineFederation:
 
     def __init__(self, engine: Engine, participation: Participation, population: Population, seed: int) -> None:
         self.engine, self.participation, self.population, self.seed = engine, participation, population, seed
-        self.num_clients = population.count
+        self.num_clients = population.clients
         self.batch_size = engine.batch_size
         self.cycle = participation.select.cycle
-        self.asks: list[Traffic] = []  # of this round, in order
+        self.asks: list[tuple[str, Traffic]] = []  # of this round, in order, with the name of the work
         self.begin(0)
 
     def begin(self, round: int) -> None:
@@ -115,10 +118,10 @@ class EngineFederation:
         if not len(who):  # the size of late replies still counts: one is computed, and dropped with the round
             out = arrived.seconds.isfinite().nonzero().flatten()
             size = run(out[:1]).size if late else Size(0, 0)
-            self.asks.append(traffic_of(message_size, size, asked, 0, late, arrived.closed))
+            self._count(work, traffic_of(message_size, size, asked, 0, late, arrived.closed))
             raise NobodyAnswered(f"none of {asked} clients answered in round {self.round}")
         outcome, ids = run(who), cohort.ids[who]
-        self.asks.append(traffic_of(message_size, outcome.size, asked, len(who), late, arrived.closed))
+        self._count(work, traffic_of(message_size, outcome.size, asked, len(who), late, arrived.closed))
         share = float(self.population.weights[ids].sum())
         return Average(outcome.mean, outcome.sum, outcome.each, len(who), share, ids, cohort.times[who])
 
@@ -136,7 +139,10 @@ class EngineFederation:
     @property
     def traffic(self) -> Traffic:
         """Of this round so far."""
-        return sum(self.asks, Traffic())
+        return sum((traffic for _, traffic in self.asks), Traffic())
+
+    def _count(self, work: Work, traffic: Traffic) -> None:
+        self.asks.append((getattr(work, "__name__", "work"), traffic))
 
     def _key(self) -> int:
         self._dice += 1

@@ -31,7 +31,8 @@ class ProblemOracle:
 
     def gradient(self, z: Point, batch: Any) -> Point:
         leaves, form = pytree.tree_flatten(batch)
-        return Point(*_Gradient.apply(_Rule(self._one, form), z.x, z.y, *leaves))
+        x, y = _Gradient.apply(_Rule(self._one, form), z.x, z.y, *leaves)  # type: ignore[no-untyped-call]
+        return Point(x, y)
 
     def project(self, z: Point) -> Point:
         return self._project(z) if self._project else z
@@ -50,7 +51,7 @@ class _Rule:
 
 class _Gradient(torch.autograd.Function):
     @staticmethod
-    def forward(rule: _Rule, *values: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(rule: _Rule, *values: Tensor) -> tuple[Tensor, Tensor]:
         return rule(*values)
 
     @staticmethod

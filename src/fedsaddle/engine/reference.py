@@ -22,8 +22,12 @@ class Reference:
 
     def __init__(self, problem: Problem, clients: Clients, batch_size: int, dtype: torch.dtype) -> None:
         self.device, self.dtype, self.batch_size = clients.inputs.device, dtype, batch_size
-        self.clients, self.noise, self.oracle = clients, getattr(problem, "noise", 0), ProblemOracle(problem)
+        self.clients = clients
+        self.pose(problem)
         self.open(())
+
+    def pose(self, problem: Problem) -> None:
+        self.noise, self.oracle = getattr(problem, "noise", 0), ProblemOracle(problem)
 
     def open(self, first_client: Any) -> None:
         self.first: Any = first_client

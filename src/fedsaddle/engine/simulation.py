@@ -33,9 +33,12 @@ class Simulation:
                  chunk: int | None = None) -> None:
         self.device, self.dtype, self.batch_size, self.chunk = clients.inputs.device, dtype, batch_size, chunk
         self.clients = clients
-        self.form = Form(batch_size, getattr(problem, "noise", 0), dtype)
-        self.oracle = ProblemOracle(problem)
+        self.pose(problem)
         self.open(())
+
+    def pose(self, problem: Problem) -> None:
+        self.form = Form(self.batch_size, getattr(problem, "noise", 0), self.dtype)
+        self.oracle = ProblemOracle(problem)
 
     def open(self, first_client: Any) -> None:
         self.states = ClientStates(first_client, self.clients.count, self.device)
@@ -120,5 +123,8 @@ class _Sums:
         back = torch.argsort(torch.cat(self.order)).to(self.device)
         for name, values in self.parts.items():
             self.totals[name] = map_leaves(lambda *leaf: torch.cat(leaf)[back], *values)
-        return Outcome(*(self.type(*(self.totals[n] if kind == k else None for n, k in self.where.items()))
-                         for kind in ("mean", "sum", "each")), self.size)
+
+        def fields(kind: str) -> Any:
+            return self.type(*(self.totals[name] if kind == k else None for name, k in self.where.items()))
+
+        return Outcome(fields("mean"), fields("sum"), fields("each"), self.size)

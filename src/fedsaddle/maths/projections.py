@@ -8,6 +8,7 @@ from torch import Tensor
 
 def simplex(v: Tensor, total: float = 1.0) -> Tensor:
     """The nearest u with u >= 0 and sum(u) = total: u = (v - theta)_+, theta found from the sorted entries."""
+    v = v - v.max()  # changes nothing but rounding: beside large entries `total` would be lost
     ordered = torch.sort(v, descending=True).values
     excess = ordered.cumsum(0) - total
     counts = torch.arange(1, len(v) + 1, dtype=v.dtype, device=v.device)
@@ -18,7 +19,7 @@ def simplex(v: Tensor, total: float = 1.0) -> Tensor:
 
 def ball(v: Tensor, radius: float, centre: Tensor | float = 0.0) -> Tensor:
     """The nearest u with |u - centre| <= radius."""
-    distance = torch.linalg.vector_norm(v - centre)
+    distance: Tensor = torch.linalg.vector_norm(v - centre)
     return centre + (v - centre) * (radius / distance.clamp(min=radius))
 
 

@@ -102,6 +102,21 @@ def draw_weighted(key: int, weights: Tensor, count: int, replace: bool) -> Tenso
         return position.clamp(max=len(weights) - 1)
     if int((weights > 0).sum()) < count:
         raise ValueError(f"cannot draw {count} distinct clients: only {int((weights > 0).sum())} have positive weight")
-    # Efraimidis and Spirakis: the largest log(u)/w are a sequential draw without replacement.
+    return torch.argsort(_ranks(key, weights), descending=True, stable=True)[:count]
+
+
+def inclusion(key: int, weights: Tensor, count: int) -> Tensor:
+    """For each position that `draw_weighted` without replacement draws: how likely that was, the others' ranks given.
+
+    Its inverse is an unbiased weight for what was drawn (rank conditioning, Cohen and Kaplan); all drawn: 1.
+    """
+    if count >= int((weights > 0).sum()):
+        return torch.ones_like(weights)
+    first_left_out = torch.sort(_ranks(key, weights), descending=True).values[count]
+    return -torch.expm1(weights * first_left_out)  # P(log(u) / w > rank of the first left out)
+
+
+def _ranks(key: int, weights: Tensor) -> Tensor:
+    """Efraimidis and Spirakis: the largest log(u) / w are a sequential draw without replacement."""
     rank = stream(key, len(weights)).clamp(min=2.0**-60).log() / weights
-    return torch.argsort(torch.where(weights > 0, rank, -torch.inf), descending=True, stable=True)[:count]
+    return torch.where(weights > 0, rank, -torch.inf)

@@ -86,7 +86,8 @@ class FirstResponders:
 
     def respond(self, arrivals: Arrivals, ids: Tensor, moment: Moment) -> Arrivals:
         p = keys.uniform(keys.address(moment.seed, moment.round, 0, Purpose.ENOUGH))
-        enough = ceil((self.low + (self.high - self.low) * p) * len(ids))
+        share = self.low + (self.high - self.low) * p
+        enough = max(1, ceil(share * len(ids) - 1e-9))  # in floats 0.55 * 100 is a little more than 55
         tie = torch.argsort(_uniform(ids, Purpose.ARRIVAL, *moment))
         order = tie[torch.argsort(torch.where(arrivals.accepted, arrivals.seconds, inf)[tie], stable=True)]
         first = torch.zeros_like(arrivals.accepted)
@@ -126,4 +127,5 @@ def _uniform(ids: Tensor, purpose: Purpose, *moment: int) -> Tensor:
 
 
 def _normal(ids: Tensor, purpose: Purpose, *moment: int) -> Tensor:
-    return torch.special.ndtri(_uniform(ids, purpose, *moment).clamp(min=2.0**-60))
+    normal: Tensor = torch.special.ndtri(_uniform(ids, purpose, *moment).clamp(min=2.0**-60))
+    return normal

@@ -19,7 +19,7 @@ from fedsaddle.maths.keys import Purpose
 class Population(NamedTuple):
     """All clients, as the server knows them."""
 
-    count: int
+    clients: int
     sizes: Tensor  # rows per client
     weights: Tensor  # the objective's weights w_i, which sum to one
 
@@ -43,7 +43,7 @@ class Uniform:
     replace = False
 
     def pool(self, round: int, population: Population) -> range | Tensor:
-        return range(population.count)
+        return range(population.clients)
 
     def weights(self, population: Population) -> Tensor | None:
         return None
@@ -58,14 +58,14 @@ class Weighted:
     cycle = 1
 
     def pool(self, round: int, population: Population) -> range | Tensor:
-        return range(population.count)
+        return range(population.clients)
 
     def weights(self, population: Population) -> Tensor | None:
         if not self.by:
             return population.sizes.to("cpu", torch.float64)
-        if len(self.by) != population.count or min(self.by) < 0 or sum(self.by) <= 0:
-            raise SettingError(f"participation.select.by: {len(self.by)} weights for {population.count} clients; give "
-                               "one weight per client, none negative, not all zero")
+        if len(self.by) != population.clients or min(self.by) < 0 or sum(self.by) <= 0:
+            raise SettingError(f"participation.select.by: {len(self.by)} weights for {population.clients} clients; "
+                               "give one weight per client, none negative, not all zero")
         return torch.tensor(self.by, dtype=torch.float64)
 
 
@@ -81,11 +81,11 @@ class Cyclic:
         return self.groups
 
     def pool(self, round: int, population: Population) -> range | Tensor:
-        if self.groups > population.count:
-            raise SettingError(f"participation.select.groups = {self.groups} for {population.count} clients; "
+        if self.groups > population.clients:
+            raise SettingError(f"participation.select.groups = {self.groups} for {population.clients} clients; "
                                "every group needs a client")
         active = round % self.groups
-        first, end = (-(-g * population.count // self.groups) for g in (active, active + 1))
+        first, end = (-(-g * population.clients // self.groups) for g in (active, active + 1))
         return range(first, end)
 
     def weights(self, population: Population) -> Tensor | None:
@@ -104,12 +104,13 @@ class Trace:
 
     def pool(self, round: int, population: Population) -> range | Tensor:
         client, start, end = read_trace(self.file)
-        if int(client.max()) >= population.count:
+        if int(client.max()) >= population.clients:
             raise SettingError(f"participation.select.file = {self.file!r}: names client {int(client.max())}, but "
-                               f"there are {population.count} clients, numbered from 0")
+                               f"there are {population.clients} clients, numbered from 0")
         time = round * self.tick
         time = time % self.period if self.period else time
-        return client[(start <= time) & (time < end)].unique()
+        available: Tensor = client[(start <= time) & (time < end)].unique()
+        return available
 
     def weights(self, population: Population) -> Tensor | None:
         return None
@@ -137,7 +138,8 @@ def read_trace(file: str) -> tuple[Tensor, Tensor, Tensor]:
         if table[-1][0] < 0 or not table[-1][1] < table[-1][2]:
             raise SettingError(f"{where}: line {number} is {row}; client must be at least 0, from below until")
     client, start, end = zip(*table, strict=True)
-    return torch.tensor(client), torch.tensor(start), torch.tensor(end)
+    # float64: single precision tells times since 1970 apart only to two minutes
+    return torch.tensor(client), torch.tensor(start, dtype=torch.float64), torch.tensor(end, dtype=torch.float64)
 
 
 def draw(
@@ -150,13 +152,13 @@ def draw(
         raise NobodyAnswered(f"no client can be asked in round {round}")
     if size is None and weights is None:
         return whole(pool, population)
-    if size is not None and size > population.count and not replace:
-        raise SettingError(f"asked = {size}, but the federation has {population.count} clients; ask at most that many")
     own = weights is not None
     if not own:
         weights, replace = selection.weights(population), selection.replace
-    elif len(weights) != population.count:  # type: ignore[arg-type]
-        raise ValueError(f"{len(weights)} weights for {population.count} clients")  # type: ignore[arg-type]
+    elif len(weights) != population.clients:  # type: ignore[arg-type]
+        raise ValueError(f"{len(weights)} weights for {population.clients} clients")  # type: ignore[arg-type]
+    if size is not None and size > population.clients and not replace:
+        raise SettingError(f"asked = {size}, but the federation has {population.clients} clients; ask no more")
     ids = torch.arange(pool.start, pool.stop) if isinstance(pool, range) and weights is not None else pool
     key = keys.address(seed, round, number, Purpose.COHORT)
     if weights is None:
@@ -171,7 +173,8 @@ def draw(
         raise NobodyAnswered(f"no client with a positive weight can be asked in round {round}")
     position, times = streams.draw_weighted(key, weights, size or len(ids), replace).unique(return_counts=True)
     chosen = ids[position]
-    corrected = torch.ones(len(chosen)) if own else population.weights[chosen] / weights[position]
+    chance = weights if own or replace else streams.inclusion(key, weights, size or len(ids))
+    corrected = torch.ones(len(chosen)) if own else population.weights[chosen] / chance[position]
     return _cohort(chosen, times, corrected)
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedsaddle.contracts import ALL, Batch, Data, Federation, Oracle, Point, Rows, SettingError, setting
+from fedsaddle.contracts import ALL, Batch, Data, Federation, Materials, Oracle, Point, Rows, SettingError, setting
 from fedsaddle.maths import flat
 from fedsaddle.metrics import auc
 from fedsaddle.models.checks import check_module
@@ -55,6 +55,11 @@ class AUC:
     score: str = setting("sigmoid", "how the net's output becomes a score h", choices=tuple(SCORES))
     p: float | None = setting(None, "share of positives, between 0 and 1; left out, the clients are asked once with "
                                     "the objective's weights", above=0.0)
+    headline = "auc"
+
+    @staticmethod
+    def pose(settings: dict[str, Any], materials: Materials) -> AUC:
+        return AUC(materials.net(2 if settings["score"] == "softmax" else 1), **settings)
 
     def __post_init__(self) -> None:
         check_module(self.net)

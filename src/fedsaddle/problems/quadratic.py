@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedsaddle.contracts import Batch, Point, Rows, SettingError, setting
+from fedsaddle.contracts import Batch, Materials, Point, Rows, SettingError, setting
 
 
 class Coefficients(NamedTuple):
@@ -83,6 +83,12 @@ class Quadratic:
     dimension_y: int = setting(10, "length of y", at_least=1)
     start: float = setting(1.0, "every entry of x and y at the start")
     mean: Coefficients | None = None
+    headline = "distance"
+
+    @staticmethod
+    def pose(settings: dict[str, Any], materials: Materials) -> Quadratic:
+        m, n = settings["dimension_x"], settings["dimension_y"]
+        return Quadratic(mean=coefficients(materials.clients, materials.weights, m, n), **settings)
 
     def first(self) -> Point:
         return Point(torch.full((self.dimension_x,), self.start), torch.full((self.dimension_y,), self.start))

@@ -1,0 +1,5 @@
+"""`python -m fedsaddle`."""
+
+from fedsaddle.cli import main
+
+main()

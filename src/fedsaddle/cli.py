@@ -1,0 +1,156 @@
+"""The command line: thin, over `runs` and the registries."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from fedsaddle import recipes
+from fedsaddle.assemble import job_from_settings
+from fedsaddle.catalogue import CATALOGUES, entries
+from fedsaddle.config import Settings, read, settle, tables_of
+from fedsaddle.config.validation import nearest
+from fedsaddle.contracts import SettingError
+from fedsaddle.engine.training import Diverged, Record
+from fedsaddle.problems import PROBLEMS
+from fedsaddle.report.folder import RunFolder
+from fedsaddle.report.tables import comparison, last_measures, listing, number
+from fedsaddle.runs import carry_out
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+                  help="Federated minimax optimisation: run, resume and list.")
+out, err = Console(), Console(stderr=True)
+
+
+@app.command()
+def run(
+    what: Annotated[str, typer.Argument(metavar="[FILE or NAME]", help="a settings file or a recipe")] = "digits-auc",
+    set_: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, over the file")] = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="run folder; runs/NAME if not given")] = None,
+) -> None:
+    """Run a settings file or a recipe, and write a run folder."""
+    path = recipes.path(what) or Path(what)
+    if not path.exists() and not what.endswith(".toml"):
+        raise SettingError(f"run {what!r}: is neither a file nor a recipe{nearest(what, recipes.names())}; "
+                           f"recipes: {', '.join(recipes.names())}")
+    settings = settle(read(path), set_ or ())
+    target = RunFolder(folder or _free(Path("runs") / path.stem))
+    jobs = {label: job_from_settings(settings, label) for label in settings.algorithms}  # wrong settings end here
+    target.create(tables_of(settings))
+    _carry_out_all(settings, target, jobs)
+
+
+@app.command()
+def resume(folder: Annotated[Path, typer.Argument(help="the run folder")]) -> None:
+    """Go on with a run that was stopped or killed, as if nothing had happened."""
+    if not (folder / "run.toml").exists():
+        raise SettingError(f"resume {str(folder)!r}: holds no run.toml; give a folder that `fedsaddle run` wrote")
+    _carry_out_all(settle(read(folder / "run.toml")), RunFolder(folder), {})
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(metavar="|".join(CATALOGUES))],
+    as_json: Annotated[bool, typer.Option("--json", help="as JSON, with everything known")] = False,
+) -> None:
+    """What there is to choose from."""
+    if what not in CATALOGUES:
+        raise SettingError(f"list {what!r}: is not a catalogue{nearest(what, CATALOGUES)}; "
+                           f"choose one of {', '.join(CATALOGUES)}")
+    rows = entries(what)
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+    else:
+        out.print(listing(what, rows))
+
+
+def _carry_out_all(settings: Settings, target: RunFolder, jobs: dict[str, Any]) -> None:
+    """Every method of the settings in its folder, one after the other, then the table."""
+    headline = getattr(PROBLEMS[settings.problem.name], "headline", "loss")
+    folders = {label: RunFolder(target.path / label) if label else target for label in settings.algorithms}
+    with _interruptible() as interrupted, _bars() as bars:
+        for label, folder in folders.items():
+            if folder.complete:
+                continue
+            job = jobs.get(label) or job_from_settings(settings, label, folder.checkpoints)
+            for complaint in job.complaints:
+                err.print(f"[yellow]{complaint}[/yellow]")
+            if label and not (folder.path / "run.toml").exists():
+                folder.create(tables_of(_one(settings, label)))
+            name = label or settings.algorithms[label].name
+            bar = bars.add_task(name, total=settings.run.rounds, completed=job.progress.round, shown="")
+
+            def watch(record: Record, bar: Any = bar, name: str = name) -> None:
+                bars.update(bar, completed=record["round"])
+                if "measures" in record:
+                    bars.update(bar, shown=_shown(record, headline))
+                    for alarm in record["alarms"]:
+                        bars.console.print(f"[yellow]{name}, round {record['round']}: {alarm}[/yellow]")
+
+            result = carry_out(job, settings.run, folder, watch, interrupted)
+            if not result.complete:
+                err.print(f"stopped with a checkpoint; go on with: fedsaddle resume {target.path}")
+                raise typer.Exit(130)
+    out.print(comparison({label or settings.algorithms[label].name: folder.records()
+                          for label, folder in folders.items()}, headline))
+    out.print(f"run folder: {target.path}")
+
+
+def _one(settings: Settings, label: str) -> Settings:
+    return replace(settings, algorithms={"": settings.algorithms[label]})
+
+
+def _shown(record: Record, headline: str) -> str:
+    return ", ".join(f"{name} {headline} {number(values.get(headline))}"
+                     for name, values in last_measures([record]).items())
+
+
+def _free(path: Path) -> Path:
+    """The path, or with a number behind it where that is taken."""
+    taken = [path, *(path.with_name(f"{path.name}-{n}") for n in range(2, 10_000))]
+    return next(candidate for candidate in taken if not candidate.exists())
+
+
+def _bars() -> Progress:
+    return Progress(TextColumn("{task.description:>14}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+                    TextColumn("{task.fields[shown]}"), console=err)
+
+
+@contextmanager
+def _interruptible() -> Iterator[Any]:
+    """Ctrl-C ends the run after the round under way; a second one ends it at once."""
+    asked = False
+
+    def ask(number: int, frame: Any) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def main() -> None:
+    """Entry point: errors of the user's making are one clear text, without a traceback."""
+    try:
+        app()
+    except SettingError as error:
+        err.print(Text.assemble(("error: ", "red"), str(error)), soft_wrap=True)
+        raise SystemExit(2) from None
+    except Diverged as error:
+        err.print(Text.assemble(("error: ", "red"), str(error)), soft_wrap=True)
+        raise SystemExit(1) from None

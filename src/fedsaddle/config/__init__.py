@@ -1,0 +1,199 @@
+"""Settings: TOML <-> frozen dataclasses, validated once. Errors name the key, the value, what is allowed and a remedy.
+
+A section such as `[algorithm]` names an entry of a registry and gives its settings; the fields of the
+dataclass declare the types, bounds and meanings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from fedsaddle.algorithms import ALGORITHMS
+from fedsaddle.config.files import read, with_assignments
+from fedsaddle.config.validation import check, declared, known_keys, nearest, validated
+from fedsaddle.contracts import SettingError, setting
+from fedsaddle.data.partitions import PARTITIONS
+from fedsaddle.data.sources import SOURCES
+from fedsaddle.models import MODELS
+from fedsaddle.participation import RESPONSES, SELECTIONS
+from fedsaddle.problems import PROBLEMS
+
+
+class Named(NamedTuple):
+    """An entry of a registry and the settings given for it, validated, defaults filled in."""
+
+    name: str
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a run is carried out."""
+
+    rounds: int = setting(100, "rounds to run", at_least=1)
+    seed: int = setting(0, "seed of every draw of the run and of the model's first weights")
+    batch_size: int = setting(10, "rows in a minibatch; a client with fewer repeats its rows", at_least=1)
+    weights: str = setting("equal", "weights of the clients in the objective: equal, or by their rows",
+                           choices=("equal", "size"))
+    engine: str = setting("simulation", "vectorised simulation, or one client at a time",
+                          choices=("simulation", "reference"))
+    device: str = setting("cpu", "cpu, cuda, or auto: cuda where there is one", choices=("cpu", "cuda", "auto"))
+    dtype: str = setting("float32", "precision of variables and data", choices=("float32", "float64"))
+    chunk: int | None = setting(None, "clients computed at once; none: chosen by memory", at_least=1)
+    threads: int = setting(1, "threads inside one operation; more than one is slower on a busy machine", at_least=1)
+    evaluate_every: int = setting(10, "rounds between two evaluations", at_least=1)
+    evaluate_on: tuple[str, ...] = setting(("test",), "data sets to evaluate on: test, train")
+    checkpoint_every: int = setting(20, "rounds between two checkpoints", at_least=1)
+    keep_checkpoints: int = setting(3, "checkpoints kept, the newest ones", at_least=1)
+    stop_after_floats: int | None = setting(None, "stop once the server has received so many floats", at_least=1)
+
+
+@dataclass(frozen=True)
+class Dealing:
+    """How a data set becomes clients."""
+
+    clients: int = setting(100, "number of clients", at_least=1)
+    positive: int | None = setting(None, "class against the rest, for problems with two classes", at_least=0)
+    seed: int = setting(0, "seed of the test split and of the partition")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A whole settings file. One method under `algorithm`, or several under `algorithms`, each with its label."""
+
+    run: Run
+    problem: Named
+    data: Named
+    dealing: Dealing
+    partition: Named
+    select: Named
+    respond: tuple[Named, ...]
+    model: Named | None
+    algorithms: dict[str, Named]
+
+    @property
+    def single(self) -> bool:
+        return set(self.algorithms) == {""}
+
+
+__all__ = [
+    "Dealing", "Named", "Run", "Settings", "check", "declared", "named", "read", "settle", "tables_of", "validated",
+]
+
+SECTIONS = ("run", "algorithm", "algorithms", "problem", "model", "data", "participation")
+
+
+def settle(tables: Mapping[str, Any], assignments: Iterable[str] = ()) -> Settings:
+    """Validated settings from the tables of a file and assignments such as `algorithm.eta=0.2`."""
+    tables = with_assignments(tables, assignments)
+    known_keys(tables, SECTIONS, "", "section")
+    data = _table(tables, "data")
+    dealing = {f.name: data.pop(f.name) for f in dataclasses.fields(Dealing) if f.name in data}
+    partition = data.pop("partition", "label-sorted")
+    participation = _table(tables, "participation")
+    known_keys(participation, ("select", "respond"), "participation", "setting")
+    respond = participation.get("respond", [])
+    settings = Settings(
+        run=Run(**validated(Run, _table(tables, "run"), "run")),
+        problem=named(PROBLEMS, tables.get("problem", "auc"), "problem"),
+        data=named(SOURCES, data or "digits", "data"),
+        dealing=Dealing(**validated(Dealing, dealing, "data")),
+        partition=named(PARTITIONS, partition, "data.partition"),
+        select=named(SELECTIONS, participation.get("select", "uniform"), "participation.select"),
+        respond=tuple(named(RESPONSES, each, "participation.respond") for each in
+                      (respond if isinstance(respond, list) else [respond])),
+        model=named(MODELS, tables["model"], "model") if "model" in tables else None,
+        algorithms=_methods(tables),
+    )
+    _possible(settings)
+    return settings
+
+
+def tables_of(settings: Settings) -> dict[str, Any]:
+    """The settings as tables for a TOML file, everything spelt out; the inverse of `settle`."""
+
+    def table(entry: Named) -> dict[str, Any]:
+        return _without_none({"name": entry.name, **entry.settings})
+
+    data = table(settings.data) | _without_none(dataclasses.asdict(settings.dealing))
+    tables: dict[str, Any] = {
+        "run": _without_none(dataclasses.asdict(settings.run)),
+        "problem": table(settings.problem),
+        "data": {**data, "partition": table(settings.partition)},
+        "participation": {"select": table(settings.select), "respond": [table(each) for each in settings.respond]},
+    }
+    if settings.model:
+        tables["model"] = table(settings.model)
+    if settings.single:
+        return tables | {"algorithm": table(settings.algorithms[""])}
+    return tables | {"algorithms": {label: table(entry) for label, entry in settings.algorithms.items()}}
+
+
+def named(registry: Mapping[str, Any], entry: Any, where: str) -> Named:
+    """An entry of a registry from its name or its table."""
+    table = {"name": entry} if isinstance(entry, str) else dict(entry) if isinstance(entry, Mapping) else None
+    if table is None or not isinstance(table.get("name"), str):
+        raise SettingError(f"{where} = {entry!r}: needs a name; choose one of {', '.join(registry)}")
+    name = table.pop("name")
+    if name not in registry:
+        raise SettingError(f"{where}.name = {name!r}: is not known{nearest(name, registry)}; "
+                           f"choose one of {', '.join(registry)}")
+    known = registry[name]
+    fixed, defaults = getattr(known, "fixed", {}), getattr(known, "defaults", {})
+    return Named(name, validated(getattr(known, "algorithm", known), table, where, fixed, defaults))
+
+
+def _methods(tables: Mapping[str, Any]) -> dict[str, Named]:
+    if ("algorithm" in tables) == ("algorithms" in tables):
+        raise SettingError("algorithm: give either one [algorithm] or several [algorithms.LABEL] sections; "
+                           f"this file has {'both' if 'algorithm' in tables else 'neither'}")
+    if "algorithm" in tables:
+        return {"": named(ALGORITHMS, tables["algorithm"], "algorithm")}
+    methods = _table(tables, "algorithms")
+    for label in methods:
+        if not label or label.startswith(".") or "/" in label:
+            raise SettingError(f"algorithms.{label}: is not a label; it names a folder, use letters, digits, - and _")
+    return {label: named(ALGORITHMS, entry, f"algorithms.{label}") for label, entry in methods.items()}
+
+
+def _possible(settings: Settings) -> None:
+    """Settings that are right one by one and impossible together."""
+    clients = settings.dealing.clients
+    for label, method in settings.algorithms.items():
+        where = f"algorithms.{label}" if label else "algorithm"
+        asked = method.settings.get("asked")
+        if asked is not None and asked > clients:
+            raise SettingError(f"{where}.asked = {asked}: is more than data.clients = {clients}; ask no more clients "
+                               "than there are")
+    groups = settings.select.settings.get("groups", 1)
+    if groups > clients:
+        raise SettingError(f"participation.select.groups = {groups}: is more than data.clients = {clients}; "
+                           "every group needs a client")
+    for each in settings.respond:
+        low, high = each.settings.get("low", 0), each.settings.get("high", 1)
+        if low > high:
+            raise SettingError(f"participation.respond.low = {low}: is above high = {high}; swap them")
+    for name in settings.run.evaluate_on:
+        if name not in ("test", "train"):
+            close = nearest(name, ("test", "train"))
+            raise SettingError(f"run.evaluate_on = {name!r}: must be 'test' or 'train'{close}")
+    for key, value in settings.problem.settings.items():  # a number that both need is one number
+        if settings.data.settings.get(key, value) != value:
+            raise SettingError(f"problem.{key} = {value!r}: is not data.{key} = {settings.data.settings[key]!r}; "
+                               "set both to the same")
+
+
+def _table(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = tables.get(name, {})
+    if isinstance(value, str):
+        value = {"name": value}
+    if not isinstance(value, Mapping):
+        raise SettingError(f"{name} = {value!r}: must be a table, [{name}]")
+    return dict(value)
+
+
+def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items() if v is not None}

@@ -1,0 +1,120 @@
+"""The training loop: a round after the other, each a transaction, each with its record.
+
+The whole state of a run between two rounds is one value, `Progress`; whoever drives the loop decides
+what to do with it (show it, write it, stop).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from fedsaddle.contracts import Algorithm, Batch, NobodyAnswered, Point, Problem, Rows
+from fedsaddle.engine.federation import EngineFederation
+from fedsaddle.engine.ledger import Traffic
+
+Record = dict[str, Any]
+Measures = dict[str, dict[str, float]]  # data set -> measure -> value
+TIMES = ("seconds", "evaluation_seconds")  # what may differ between two equal runs
+
+
+class Progress(NamedTuple):
+    """A run between two rounds."""
+
+    server: Any
+    round: int  # rounds elapsed, skipped ones included
+    traffic: Traffic  # so far
+
+
+class Plan(NamedTuple):
+    """How long, and how often to look."""
+
+    rounds: int
+    evaluate_every: int = 10
+    stop_after_floats: int | None = None  # stop once the server has received so many
+
+
+class Diverged(RuntimeError):
+    """The variables are no longer finite."""
+
+
+def prepare(problem: Problem, federation: EngineFederation) -> Problem:
+    """Let the problem ask for the constants of its objective: before round 0, of everyone, counted like any ask."""
+    ask = getattr(problem, "prepare", None)
+    prepared: Problem = ask(federation) if ask else problem
+    federation.engine.pose(prepared)
+    return prepared
+
+
+def first_progress(algorithm: Algorithm, z: Point, federation: EngineFederation) -> Progress:
+    """Before round 0, with the traffic of the preparation."""
+    first_client = getattr(algorithm, "first_client", None)
+    federation.engine.open(first_client(z) if first_client else ())
+    server = algorithm.first(z, federation)
+    federation.commit()
+    return Progress(server, 0, federation.traffic)
+
+
+def rounds(
+    algorithm: Algorithm, federation: EngineFederation, progress: Progress, plan: Plan,
+    evaluate: Callable[[Point], tuple[Measures, list[str]]],
+) -> Iterator[tuple[Progress, Record]]:
+    """Every round from `progress` on, with its record."""
+    while progress.round < plan.rounds:
+        began = time.perf_counter()
+        server, skipped = one_round(algorithm, federation, progress)
+        traffic = progress.traffic + federation.traffic
+        progress = Progress(server, progress.round + 1, traffic)
+        enough = plan.stop_after_floats is not None and traffic.floats_up >= plan.stop_after_floats
+        last = enough or progress.round == plan.rounds
+        record: Record = {
+            "round": progress.round, "updates": server.round, "skipped": skipped,
+            **federation.traffic._asdict(), "total": traffic._asdict(),
+            "asks": [{"work": name, **one._asdict()} for name, one in federation.asks],
+        }
+        trained = time.perf_counter()
+        if last or progress.round % plan.evaluate_every == 0:
+            z = algorithm.solution(server)
+            record["measures"], record["alarms"] = evaluate(z)
+            record["diverged"] = not all(bool(torch.isfinite(part).all()) for part in z)
+        record["seconds"], record["evaluation_seconds"] = trained - began, time.perf_counter() - trained
+        yield progress, record
+        if record.get("diverged"):
+            raise Diverged(f"the variables are no longer finite after round {progress.round}; "
+                           "lower the step sizes of the algorithm")
+        if last:
+            return
+
+
+def one_round(algorithm: Algorithm, federation: EngineFederation, progress: Progress) -> tuple[Any, bool]:
+    """The next server state and whether the round was skipped because nobody answered."""
+    federation.begin(progress.round)
+    try:
+        server = algorithm.round(progress.server, federation)
+    except NobodyAnswered:
+        return progress.server, True
+    federation.commit()
+    return server, False
+
+
+def evaluator(problem: Problem, sets: dict[str, Rows]) -> Callable[[Point], tuple[Measures, list[str]]]:
+    """Measures of the problem's own kind on each data set, and alarms in words."""
+
+    def evaluate(z: Point) -> tuple[Measures, list[str]]:
+        measure = getattr(problem, "measure", None)
+        measures = {name: measure(z, rows) if measure else pooled_loss(problem, z, rows) for name, rows in sets.items()}
+        alarm = getattr(problem, "alarms", None)
+        alarms = [f"{name}: {text}" for name, values in measures.items() for text in (alarm(values) if alarm else [])]
+        return measures, alarms
+
+    return evaluate
+
+
+@torch.no_grad()
+def pooled_loss(problem: Problem, z: Point, rows: Rows) -> dict[str, float]:
+    """The loss on all rows at once, for problems without measures of their own."""
+    weight = torch.full((len(rows.targets),), 1 / len(rows.targets), dtype=z.x.dtype, device=z.x.device)
+    return {"loss": float(problem.loss(z.x, z.y, Batch(*rows, weight)))}

@@ -1,0 +1,90 @@
+"""A run folder: settings, records, checkpoints, the model, a summary. All that resume, report and compare need.
+
+    run.toml           every setting, defaults spelt out
+    records.jsonl      one line a round
+    checkpoints/       the newest few states of the run
+    model.safetensors  the solution: x, y, and under the names of the problem
+    summary.json       how it ended; only there once the run is complete
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import tomli_w
+from torch import Tensor
+
+from fedsaddle.contracts import SettingError
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def complete(self) -> bool:
+        return (self.path / "summary.json").exists()
+
+    def create(self, tables: dict[str, Any]) -> None:
+        """Make the folder; one that holds a run already is never touched."""
+        if (self.path / "run.toml").exists() or (self.path.exists() and any(self.path.iterdir())):
+            raise SettingError(f"--out {str(self.path)!r}: is not empty; go on with `fedsaddle resume {self.path}` or "
+                               "give another folder")
+        self.path.mkdir(parents=True, exist_ok=True)
+        replace_file(self.path / "run.toml", tomli_w.dumps(tables).encode())
+
+    def append(self, record: dict[str, Any]) -> None:
+        with (self.path / "records.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(plain(record), allow_nan=False) + "\n")
+
+    def records(self) -> list[dict[str, Any]]:
+        """All whole lines; a line cut off by a crash is not one."""
+        path = self.path / "records.jsonl"
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def forget_after(self, round: int) -> None:
+        """Drop the records of rounds that a resumed run does again."""
+        kept = [line for line in self.records() if line["round"] <= round]
+        text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in kept)
+        if (self.path / "records.jsonl").exists():
+            replace_file(self.path / "records.jsonl", text.encode())
+
+    def finish(self, model: dict[str, Tensor], summary: dict[str, Any]) -> None:
+        tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.items()}
+        replace_file(self.path / "model.safetensors", safetensors.torch.save(tensors))
+        text = json.dumps(plain(summary), indent=1, allow_nan=False)
+        replace_file(self.path / "summary.json", f"{text}\n".encode())
+
+    def summary(self) -> dict[str, Any]:
+        result: dict[str, Any] = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+        return result
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold: numbers that are not finite become null."""
+    if isinstance(value, dict):
+        return {name: plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file so that a reader sees the old or the new one, never a part."""
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    with unfinished.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)

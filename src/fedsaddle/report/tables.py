@@ -1,0 +1,51 @@
+"""Tables for the terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+
+
+def last_measures(records: list[dict[str, Any]], floats: float = float("inf")) -> dict[str, dict[str, float]]:
+    """Of the last evaluation for which the server had received at most so many floats."""
+    within = [r for r in records if "measures" in r and r["total"]["floats_up"] <= floats]
+    return within[-1]["measures"] if within else {}
+
+
+def comparison(runs: dict[str, list[dict[str, Any]]], headline: str) -> Table:
+    """One line a method: where it ended, and where all stood when they had sent equally many floats."""
+    budget = min(records[-1]["total"]["floats_up"] for records in runs.values() if records)
+    sets = list(dict.fromkeys(name for records in runs.values() for name in last_measures(records)))
+    table = Table(title=f"At {budget:,} floats received by the server, and at the end" if len(runs) > 1 else None)
+    table.add_column("method")
+    for name in ("rounds", "skipped", "floats received", "bytes sent"):
+        table.add_column(name, justify="right")
+    for name in sets:
+        if len(runs) > 1:
+            table.add_column(f"{name} {headline}\nat equal floats", justify="right")
+        table.add_column(f"{name} {headline}\nat the end", justify="right")
+    for label, records in runs.items():
+        total = records[-1]["total"]
+        skipped = sum(r["skipped"] for r in records)
+        row = [label, str(records[-1]["round"]), str(skipped), f"{total['floats_up']:,}", f"{total['bytes_down']:,}"]
+        for name in sets:
+            for floats in ((budget,) if len(runs) > 1 else ()) + (float("inf"),):
+                row.append(number(last_measures(records, floats).get(name, {}).get(headline)))
+        table.add_row(*row)
+    return table
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}" if abs(value) < 1e-3 or abs(value) >= 1e4 else f"{value:.4f}"
+
+
+def listing(kind: str, rows: list[dict[str, Any]]) -> Table:
+    """A registry: name, what it is, its settings with defaults and meanings."""
+    table = Table(title=kind, show_lines=True)
+    for name in ("name", "what it is", "settings (default): meaning"):
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        settings = "\n".join(f"[bold]{s['name']}[/bold] ({s['default']}): {s['meaning']}" for s in row["settings"])
+        table.add_row(row["name"], row["about"], settings or "-")
+    return table

@@ -1,0 +1,159 @@
+"""Carrying out a job: records, checkpoints, the model at the end. Used by the command line and by Python alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedsaddle.algorithms import ALGORITHMS, make
+from fedsaddle.assemble import Job, assemble
+from fedsaddle.config import Run, check, named, validated
+from fedsaddle.contracts import Algorithm, Point, Problem, Rows, SettingError
+from fedsaddle.data.clients import Clients, as_tensor, checked, clients_from_arrays, clients_from_list
+from fedsaddle.engine import checkpoint
+from fedsaddle.engine.ledger import Traffic
+from fedsaddle.engine.training import Record, rounds
+from fedsaddle.participation import as_participation
+from fedsaddle.report.folder import RunFolder
+
+Watch = Callable[[Record], None]
+
+
+class Result(NamedTuple):
+    """What a run gives back."""
+
+    point: Point  # the solution (x, y)
+    problem: Problem  # with its constants
+    server: Any  # the algorithm's last state
+    records: list[Record]
+    traffic: Traffic  # of the whole run
+    complete: bool  # False: stopped before its last round
+
+    @property
+    def measures(self) -> dict[str, dict[str, float]]:
+        """Of the last evaluation."""
+        return next((r["measures"] for r in reversed(self.records) if "measures" in r), {})
+
+    def named(self) -> dict[str, Tensor]:
+        """The solution under the problem's own names, such as those of its module."""
+        named = getattr(self.problem, "named", None)
+        return {"x": self.point.x, "y": self.point.y, **(named(self.point) if named else {})}
+
+
+def carry_out(
+    job: Job, run: Run, folder: RunFolder | None = None,
+    watch: Watch | None = None, stop: Callable[[], bool] = lambda: False,
+) -> Result:
+    """Run the rounds that are left. `stop` is looked at after every round: a checkpoint is written, and it ends."""
+    progress, records, saved_at = job.progress, [], -1
+    if folder:
+        folder.forget_after(progress.round)
+        records = folder.records()
+
+    def save() -> None:
+        nonlocal saved_at
+        if folder and saved_at != progress.round:
+            constants: dict[str, float] = getattr(job.problem, "constants", dict)()
+            clients = job.federation.engine.dump()
+            checkpoint.save(folder.checkpoints, progress, clients, constants, run.keep_checkpoints)
+            saved_at = progress.round
+
+    stopped = False
+    with threads(run.threads):
+        if not records:
+            save()  # the constants of the problem are never asked for twice
+        for progress, record in rounds(job.algorithm, job.federation, job.progress, job.plan, job.evaluate):
+            records.append(record)
+            if folder:
+                folder.append(record)
+            if watch:
+                watch(record)
+            if not record.get("diverged") and progress.round % run.checkpoint_every == 0:
+                save()
+            if stop():
+                stopped = progress.round < run.rounds
+                break
+        save()
+    point = job.algorithm.solution(progress.server)
+    result = Result(point, job.problem, progress.server, records, progress.traffic, not stopped)
+    if folder and result.complete:
+        folder.finish(result.named(), summary(result))
+    return result
+
+
+def summary(result: Result) -> dict[str, Any]:
+    """How a run ended, in numbers."""
+    last = result.records[-1] if result.records else {}
+    return {
+        "rounds": last.get("round", 0), "skipped": sum(r["skipped"] for r in result.records),
+        "measures": result.measures, "alarms": last.get("alarms", []), "traffic": result.traffic._asdict(),
+        "seconds": sum(r["seconds"] for r in result.records),
+        "evaluation_seconds": sum(r["evaluation_seconds"] for r in result.records),
+    }
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """So many threads inside an operation, and as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def train(
+    algorithm: str | Algorithm, problem: Problem, clients: Any, *, test: tuple[Any, Any] | None = None,
+    participation: Any = (), out: str | Path | None = None, resume: bool = False, watch: Watch | None = None,
+    **run: Any,
+) -> Result:
+    """Train from Python.
+
+    algorithm: a name out of `fedsaddle list algorithms`, or its settings as an object.
+    clients: one (inputs, targets) pair per client, or arrays (inputs, targets, client of each row).
+    participation: a selection, responses, or a tuple of both.
+    out: a folder for records, checkpoints and the model; resume=True goes on in it.
+    run: the settings of [run], such as rounds, seed, batch_size, weights, engine, device, chunk.
+    """
+    method = _by_name(algorithm) if isinstance(algorithm, str) else algorithm
+    for part, where in ((method, "algorithm"), (problem, "problem")):
+        check(part, where)
+    how = Run(**validated(Run, run, "run"))
+    parts = participation if isinstance(participation, tuple) else (participation,)
+    for part in parts:
+        check(part, "participation")
+    folder = RunFolder(Path(out)) if out is not None else None
+    going_on = folder is not None and resume and folder.path.exists()
+    job = assemble(method, problem, as_clients(clients), as_rows(test), as_participation(*parts), how,
+                   folder.checkpoints if folder and going_on else None)
+    if folder and not going_on:
+        folder.create({"run": run})
+    return carry_out(job, how, folder, watch)
+
+
+def _by_name(algorithm: str) -> Algorithm:
+    name, settings = named(ALGORITHMS, algorithm, "algorithm")
+    method: Algorithm = make(name, **settings)
+    return method
+
+
+def as_clients(data: Any) -> Clients:
+    """Clients from what a user has: a table of ours, a list of pairs, or three arrays."""
+    if isinstance(data, Clients):
+        return checked(data)
+    if isinstance(data, tuple) and len(data) == 3:
+        return clients_from_arrays(*data)
+    if isinstance(data, Sequence):
+        return clients_from_list(data)
+    raise SettingError(f"clients: {type(data).__name__} is not known; give a list of (inputs, targets) pairs, or the "
+                       "three arrays (inputs, targets, client)")
+
+
+def as_rows(data: Any) -> Rows | None:
+    return None if data is None else Rows(*(as_tensor(part) for part in data))
