@@ -198,8 +198,8 @@ def test_a_given_p_is_not_asked_for_and_constants_come_back():
 
 @pytest.mark.parametrize(("label", "missing"), [(0, "positives"), (1, "negatives")])
 def test_a_federation_of_one_class_is_refused(label, missing):
-    # 3 and 47 rows: the weights of a batch, in float32, do not sum to exactly one
-    clients = clients_from_arrays(np.zeros((50, 4)), np.full(50, label), [0] * 3 + [1] * 47)
+    # 47 rows: the weights of a batch, in float32, do not sum to exactly one
+    clients = clients_from_arrays(np.zeros((94, 4), np.float32), np.full(94, label), [0] * 47 + [1] * 47)
     with pytest.raises(SettingError, match=missing):
         auc_problem(p=None).prepare(Fake(clients, torch.ones(2)))
 

@@ -46,14 +46,14 @@ def _definite(random: np.random.Generator, m: int) -> Array:
     """A matrix with eigenvalues spread over [LOW, HIGH] in random directions."""
     directions, _ = np.linalg.qr(random.normal(size=(m, m)))
     matrix: Array = directions * np.linspace(LOW, HIGH, m) @ directions.T
-    return matrix
+    return (matrix + matrix.T) / 2  # the product is symmetric up to rounding only
 
 
 def _definite_many(random: np.random.Generator, count: int, m: int) -> Array:
     """Matrices of eigenvalue LOW but for one random direction, where it is HIGH: cheap, and far apart."""
     direction = random.normal(size=(count, m))
     direction /= np.linalg.norm(direction, axis=1, keepdims=True)
-    matrices: Array = LOW * np.eye(m) + (HIGH - LOW) * direction[:, :, None] * direction[:, None, :]
+    matrices: Array = LOW * np.eye(m) + (HIGH - LOW) * (direction[:, :, None] * direction[:, None, :])
     return matrices
 
 
