@@ -29,6 +29,7 @@ MAY_SEE = {  # room: what it may import besides itself
     "catalogue": MIDDLE,
     "assemble": MIDDLE,
     "runs": (*MIDDLE, "assemble", "catalogue"),
+    "testing": (*MIDDLE, "assemble", "catalogue", "runs"),
     "cli": ANYTHING,
     "__main__": ANYTHING,
     "__init__": ANYTHING,

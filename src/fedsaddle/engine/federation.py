@@ -112,7 +112,7 @@ class EngineFederation:
             ids = cohort.ids[who]
             return self.engine.run(Ask(
                 work, _rows(message, personal, who, asked), tuple(personal), tuple(collect), tuple(summed),
-                ids, cohort.weight[who], self.population.weights[ids], as_draw(batches), address,
+                ids, cohort.weight[who].double(), self.population.weights[ids], as_draw(batches), address,
             ))
 
         if not len(who):  # the size of late replies still counts: one is computed, and dropped with the round

@@ -174,7 +174,7 @@ def draw(
     position, times = streams.draw_weighted(key, weights, size or len(ids), replace).unique(return_counts=True)
     chosen = ids[position]
     chance = weights if own or replace else streams.inclusion(key, weights, size or len(ids))
-    corrected = torch.ones(len(chosen)) if own else population.weights[chosen] / chance[position]
+    corrected = torch.ones(len(chosen), dtype=torch.float64) if own else population.weights[chosen] / chance[position]
     return _cohort(chosen, times, corrected)
 
 
