@@ -169,6 +169,8 @@ def test_traffic_adds_field_by_field():
 class Silent:
     """Nobody answers the second ask of round 1."""
 
+    decides = False
+
     def respond(self, arrivals, ids, moment):
         silent = (moment.round, moment.ask) == (1, 1)
         return arrivals._replace(accepted=arrivals.accepted & (not silent))

@@ -99,11 +99,11 @@ def _carry_out_all(settings: Settings, target: RunFolder, jobs: dict[str, Any]) 
 
             result = carry_out(job, settings.run, folder, watch, interrupted)
             if not result.complete:
-                err.print(f"stopped with a checkpoint; go on with: fedsaddle resume {target.path}")
+                err.print(f"stopped with a checkpoint; go on with: fedsaddle resume {target.path}", soft_wrap=True)
                 raise typer.Exit(130)
     out.print(comparison({label or settings.algorithms[label].name: folder.records()
                           for label, folder in folders.items()}, headline))
-    out.print(f"run folder: {target.path}")
+    out.print(f"run folder: {target.path}", soft_wrap=True)
 
 
 def _one(settings: Settings, label: str) -> Settings:

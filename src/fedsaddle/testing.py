@@ -158,10 +158,10 @@ def check_uploads(algorithm: Algorithm, case: Case, copies: int, scalars: int) -
 
 
 def job(algorithm: Algorithm, case: Case, participation: Participation, engine: str = "simulation",
-        chunk: int | None = None, rounds: int = ROUNDS, checkpoints: Path | None = None) -> Job:
+        chunk: int | None = None, rounds: int = ROUNDS, checkpoints: Path | None = None, device: str = "cpu") -> Job:
     problem, clients = case
     run = Run(rounds=rounds, batch_size=4, weights="size", engine=engine, dtype="float64", chunk=chunk, seed=5,
-              evaluate_every=1)
+              evaluate_every=1, device=device)
     return assemble(algorithm, problem, clients, None, participation, run, checkpoints)
 
 
@@ -190,7 +190,7 @@ def compare(got: Any, expected: Any, what: str, tolerance: float) -> None:
     ours, theirs = dict(named_leaves(got)), dict(named_leaves(expected))
     assert ours.keys() == theirs.keys(), f"{what}: fields {sorted(ours)} and {sorted(theirs)}"
     for name, leaf in ours.items():
-        one, other = torch.as_tensor(leaf).double(), torch.as_tensor(theirs[name]).double()
+        one, other = (torch.as_tensor(value).double().cpu() for value in (leaf, theirs[name]))
         assert one.shape == other.shape, f"{what}: {name} has shapes {one.shape} and {other.shape}"
         scale = max(1.0, float(other.abs().max())) if other.numel() else 1.0
         difference = float((one - other).abs().max()) if one.numel() else 0.0

@@ -122,6 +122,8 @@ class EngineFederation:
             raise NobodyAnswered(f"none of {asked} clients answered in round {self.round}")
         outcome, ids = run(who), cohort.ids[who]
         self._count(work, traffic_of(message_size, outcome.size, asked, len(who), late, arrived.closed))
+        if float(cohort.weight[who].sum()) <= 0:
+            raise NobodyAnswered(f"the clients that answered in round {self.round} have no weight in the mean")
         share = float(self.population.weights[ids].sum())
         return Average(outcome.mean, outcome.sum, outcome.each, len(who), share, ids, cohort.times[who])
 
@@ -158,15 +160,15 @@ def _rows(message: Any, personal: Sequence[str], who: Tensor, asked: int) -> Any
     if not personal:
         return message
 
-    def pick(leaf: Tensor) -> Tensor:
-        return leaf[who.to(leaf.device)]
-
-    picked = {name: map_leaves(pick, getattr(message, name)) for name in personal}
     for name in personal:
         for leaf in leaves(getattr(message, name)):
             if len(leaf) != asked:
                 raise ValueError(f"personal field {name!r} has {len(leaf)} rows for a cohort of {asked}")
-    return message._replace(**picked)
+
+    def pick(leaf: Tensor) -> Tensor:
+        return leaf[who.to(leaf.device)]
+
+    return message._replace(**{name: map_leaves(pick, getattr(message, name)) for name in personal})
 
 
 def sort_fields(fields: Sequence[str], collect: Sequence[str], summed: Sequence[str]) -> dict[str, str]:

@@ -99,7 +99,7 @@ class ClientStates:
         if not self._kept.used:
             return {}
         used = self._kept.used
-        return {"ids": self._kept.ids, **{n: leaf[:used] for n, leaf in named_leaves(self._kept.store)}}
+        return {"ids": self._kept.ids.clone(), **{n: leaf[:used].clone() for n, leaf in named_leaves(self._kept.store)}}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         if tensors:

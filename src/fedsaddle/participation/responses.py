@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fedsaddle.contracts import setting
+from fedsaddle.contracts import SettingError, setting
 from fedsaddle.maths import keys, streams
 from fedsaddle.maths.keys import Purpose
 
@@ -36,12 +36,18 @@ class Arrivals(NamedTuple):
 
 
 class Response(Protocol):
+    """One step of the chain. What `decides` who is used comes after what says when replies arrive."""
+
+    @property
+    def decides(self) -> bool: ...
     def respond(self, arrivals: Arrivals, ids: Tensor, moment: Moment) -> Arrivals: ...
 
 
 @dataclass(frozen=True)
 class Everyone:
     """Everyone answers at once."""
+
+    decides = False
 
     def respond(self, arrivals: Arrivals, ids: Tensor, moment: Moment) -> Arrivals:
         return arrivals
@@ -52,6 +58,7 @@ class DropOuts:
     """Each client fails to answer with the same probability, independently at every ask."""
 
     rate: float = setting(0.1, "probability that a client does not answer", at_least=0, at_most=1)
+    decides = False
 
     def respond(self, arrivals: Arrivals, ids: Tensor, moment: Moment) -> Arrivals:
         gone = _uniform(ids, Purpose.DROP, *moment) < self.rate
@@ -65,6 +72,7 @@ class Latencies:
     median: float = setting(1.0, "median time of a reply, in virtual seconds", above=0)
     client_spread: float = setting(0.5, "spread of the clients' own speeds (standard deviation of the log)", at_least=0)
     ask_spread: float = setting(0.25, "spread from one ask to the next (standard deviation of the log)", at_least=0)
+    decides = False
 
     def respond(self, arrivals: Arrivals, ids: Tensor, moment: Moment) -> Arrivals:
         own = _normal(ids, Purpose.LATENCY, moment.seed)
@@ -83,6 +91,11 @@ class FirstResponders:
 
     low: float = setting(0.5, "smallest share of the cohort that is waited for", above=0, at_most=1)
     high: float = setting(1.0, "largest share of the cohort that is waited for", above=0, at_most=1)
+    decides = True
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise SettingError(f"participation.respond.low = {self.low}: is above high = {self.high}; swap them")
 
     def respond(self, arrivals: Arrivals, ids: Tensor, moment: Moment) -> Arrivals:
         p = keys.uniform(keys.address(moment.seed, moment.round, 0, Purpose.ENOUGH))
@@ -102,6 +115,7 @@ class Deadline:
     """Replies after a deadline on the virtual clock are too late."""
 
     seconds: float = setting(10.0, "virtual seconds after which the server goes on", above=0)
+    decides = True
 
     def respond(self, arrivals: Arrivals, ids: Tensor, moment: Moment) -> Arrivals:
         if arrivals.enough and arrivals.closed <= self.seconds:
@@ -111,9 +125,9 @@ class Deadline:
 
 
 def arrivals(chain: tuple[Response, ...], ids: Tensor, moment: Moment) -> Arrivals:
-    """Pass an ask through the chain, starting from everyone answering at once."""
+    """Pass an ask through the chain, starting from everyone answering at once. Who decides comes last."""
     state = Arrivals(torch.zeros(len(ids), dtype=torch.float64), torch.ones(len(ids), dtype=torch.bool), 0.0)
-    for response in chain:
+    for response in sorted(chain, key=lambda step: step.decides):
         state = response.respond(state, ids, moment)
     return state
 

@@ -116,16 +116,21 @@ class Trace:
         return None
 
 
-@lru_cache(maxsize=8)
 def read_trace(file: str) -> tuple[Tensor, Tensor, Tensor]:
     """The intervals of an availability trace: client, from, until."""
-    where = f"participation.select.file = {file!r}"
     try:
-        with Path(file).open(newline="", encoding="utf-8") as stream:
-            rows = list(csv.DictReader(stream))
+        return _intervals(file, Path(file).stat().st_mtime_ns)
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"{where}: cannot be read ({error}); give the path of a CSV file with the columns "
-                           "client, from, until") from error
+        raise SettingError(f"participation.select.file = {file!r}: cannot be read ({error}); give the path of a CSV "
+                           "file with the columns client, from, until") from error
+
+
+@lru_cache(maxsize=8)
+def _intervals(file: str, changed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Read once; again when the file was changed."""
+    where = f"participation.select.file = {file!r}"
+    with Path(file).open(newline="", encoding="utf-8-sig") as stream:  # spreadsheets put a mark before the first name
+        rows = list(csv.DictReader(stream))
     if not rows:
         raise SettingError(f"{where}: holds no interval; give rows with the columns client, from, until")
     table: list[tuple[int, float, float]] = []
@@ -150,32 +155,30 @@ def draw(
     pool = selection.pool(round, population)
     if not len(pool):
         raise NobodyAnswered(f"no client can be asked in round {round}")
-    if size is None and weights is None:
-        return whole(pool, population)
     own = weights is not None
     if not own:
         weights, replace = selection.weights(population), selection.replace
-    elif len(weights) != population.clients:  # type: ignore[arg-type]
-        raise ValueError(f"{len(weights)} weights for {population.clients} clients")  # type: ignore[arg-type]
-    if size is not None and size > population.clients and not replace:
-        raise SettingError(f"asked = {size}, but the federation has {population.clients} clients; ask no more")
-    ids = torch.arange(pool.start, pool.stop) if isinstance(pool, range) and weights is not None else pool
+    if size is not None and (size < 1 or (size > population.clients and not replace)):
+        raise SettingError(f"asked = {size}, but the federation has {population.clients} clients; ask 1 to that many")
+    if size is None and not own:
+        return whole(pool, population)
+    size = len(pool) if size is None else size
     key = keys.address(seed, round, number, Purpose.COHORT)
     if weights is None:
-        position = streams.draw_distinct(key, len(pool), min(size or len(pool), len(pool)))
+        position = streams.draw_distinct(key, len(pool), min(size, len(pool)))
         chosen = position + pool.start if isinstance(pool, range) else pool[position]
         return _cohort(chosen, torch.ones_like(chosen), population.weights[chosen])
-    assert isinstance(ids, Tensor)
+    ids = whole(pool, population).ids
     weights = weights.to("cpu", torch.float64)[ids]
-    if not replace:
-        size = min(size or len(ids), int((weights > 0).sum()))
     if float(weights.sum()) <= 0:
         raise NobodyAnswered(f"no client with a positive weight can be asked in round {round}")
-    position, times = streams.draw_weighted(key, weights, size or len(ids), replace).unique(return_counts=True)
+    size = size if replace else min(size, int((weights > 0).sum()))
+    position, times = streams.draw_weighted(key, weights, size, replace).unique(return_counts=True)
     chosen = ids[position]
-    chance = weights if own or replace else streams.inclusion(key, weights, size or len(ids))
-    corrected = torch.ones(len(chosen), dtype=torch.float64) if own else population.weights[chosen] / chance[position]
-    return _cohort(chosen, times, corrected)
+    if own:  # the weights are in the draw already
+        return _cohort(chosen, times, torch.ones(len(chosen), dtype=torch.float64))
+    chance = weights if replace else streams.inclusion(key, weights, size)
+    return _cohort(chosen, times, population.weights[chosen] / chance[position])
 
 
 def whole(pool: range | Tensor, population: Population) -> Cohort:

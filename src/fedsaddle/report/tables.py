@@ -15,23 +15,23 @@ def last_measures(records: list[dict[str, Any]], floats: float = float("inf")) -
 
 def comparison(runs: dict[str, list[dict[str, Any]]], headline: str) -> Table:
     """One line a method: where it ended, and where all stood when they had sent equally many floats."""
-    budget = min(records[-1]["total"]["floats_up"] for records in runs.values() if records)
+    budget = min(records[-1]["total"]["floats_up"] for records in runs.values())
+    moments = {"equal floats": float(budget)} if len(runs) > 1 else {}
+    moments["at the end"] = float("inf")
     sets = list(dict.fromkeys(name for records in runs.values() for name in last_measures(records)))
-    table = Table(title=f"At {budget:,} floats received by the server, and at the end" if len(runs) > 1 else None)
-    table.add_column("method")
-    for name in ("rounds", "skipped", "floats received", "bytes sent"):
-        table.add_column(name, justify="right")
+    table = Table(title=f"equal floats: {budget:,} received by the server" if len(runs) > 1 else None)
+    table.add_column("method", no_wrap=True)
+    for name in ("rounds", "of them\nskipped", "floats\nreceived", "MB\nsent"):
+        table.add_column(name, justify="right", no_wrap=True)
     for name in sets:
-        if len(runs) > 1:
-            table.add_column(f"{name} {headline}\nat equal floats", justify="right")
-        table.add_column(f"{name} {headline}\nat the end", justify="right")
+        for moment in moments:
+            table.add_column(f"{name} {headline}\n{moment}", justify="right", no_wrap=True)
     for label, records in runs.items():
-        total = records[-1]["total"]
-        skipped = sum(r["skipped"] for r in records)
-        row = [label, str(records[-1]["round"]), str(skipped), f"{total['floats_up']:,}", f"{total['bytes_down']:,}"]
-        for name in sets:
-            for floats in ((budget,) if len(runs) > 1 else ()) + (float("inf"),):
-                row.append(number(last_measures(records, floats).get(name, {}).get(headline)))
+        total, skipped = records[-1]["total"], sum(r["skipped"] for r in records)
+        row = [label, str(records[-1]["round"]), str(skipped), f"{total['floats_up']:,}",
+               f"{total['bytes_down'] / 1e6:.1f}"]
+        row += [number(last_measures(records, floats).get(name, {}).get(headline))
+                for name in sets for floats in moments.values()]
         table.add_row(*row)
     return table
 

@@ -1,0 +1,33 @@
+# make demo   from nothing to a first AUC curve
+# make test   every test, the linter and the type checker
+# make lint   only the last two
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
+
+.PHONY: demo test lint clean
+
+demo: .venv/installed
+	$(BIN)/fedsaddle run digits-auc
+
+test: .venv/installed-dev lint
+	$(BIN)/python -m pytest -n 2
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv runs build dist src/*.egg-info
+
+.venv/python:
+	$(PYTHON) -m venv .venv
+	touch $@
+
+.venv/installed: pyproject.toml constraints.txt | .venv/python
+	$(INSTALL) --editable .
+	touch $@
+
+.venv/installed-dev: pyproject.toml constraints.txt | .venv/python
+	$(INSTALL) --editable ".[dev]"
+	touch $@ .venv/installed
