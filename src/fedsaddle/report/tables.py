@@ -21,15 +21,14 @@ def comparison(runs: dict[str, list[dict[str, Any]]], headline: str) -> Table:
     sets = list(dict.fromkeys(name for records in runs.values() for name in last_measures(records)))
     table = Table(title=f"equal floats: {budget:,} received by the server" if len(runs) > 1 else None)
     table.add_column("method", no_wrap=True)
-    for name in ("rounds", "of them\nskipped", "floats\nreceived", "MB\nsent"):
+    for name in ("rounds", "skipped", "floats\nreceived"):
         table.add_column(name, justify="right", no_wrap=True)
     for name in sets:
         for moment in moments:
             table.add_column(f"{name} {headline}\n{moment}", justify="right", no_wrap=True)
     for label, records in runs.items():
         total, skipped = records[-1]["total"], sum(r["skipped"] for r in records)
-        row = [label, str(records[-1]["round"]), str(skipped), f"{total['floats_up']:,}",
-               f"{total['bytes_down'] / 1e6:.1f}"]
+        row = [label, str(records[-1]["round"]), str(skipped), f"{total['floats_up']:,}"]
         row += [number(last_measures(records, floats).get(name, {}).get(headline))
                 for name in sets for floats in moments.values()]
         table.add_row(*row)
