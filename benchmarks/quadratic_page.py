@@ -142,7 +142,7 @@ def draw(done: dict[str, Any]) -> None:
         plt.close(figure)
     figure, panel = plt.subplots(figsize=(6, 4), layout="constrained")
     for name in ("cdma-nc", "cdma-one", "cdma-ada"):
-        ends = np.array([[np.mean(done[f"cohort {name}|{S}|{seed}"]["distance"][-10:]) for seed in SEEDS] for S in COHORTS])
+        ends = np.array([cohort_ends(done, name, S) for S in COHORTS])
         panel.errorbar(COHORTS, ends.mean(1), ends.std(1), marker="o", capsize=3, label=name)
     panel.set(xscale="log", yscale="log", xlabel="clients asked, S", ylabel="distance at the end",
               xticks=COHORTS, xticklabels=[str(S) for S in COHORTS])
@@ -151,6 +151,11 @@ def draw(done: dict[str, Any]) -> None:
     panel.legend()
     figure.savefig(PAGE / "quadratic-cohort.svg")
     plt.close(figure)
+
+
+def cohort_ends(done: dict[str, Any], name: str, S: int) -> list[float]:
+    """The distance at the end, one a seed: the mean of the last ten evaluations."""
+    return [float(np.mean(done[f"cohort {name}|{S}|{seed}"]["distance"][-10:])) for seed in SEEDS]
 
 
 def end(done: dict[str, Any], name: str, K: int, level: float) -> str:
@@ -172,22 +177,23 @@ def verdict(done: dict[str, Any], name: str) -> str:
 
 
 def write(done: dict[str, Any]) -> None:
-    lines = [__doc__ and (Path(__file__).parent / "quadratic_page_text.md").read_text(encoding="utf-8").rstrip(), ""]
+    lines = [(Path(__file__).parent / "quadratic_page_text.md").read_text(encoding="utf-8")]
     for level in LEVELS:
-        lines += [f"### Heterogeneity {level:g}: distance after {ROUNDS} rounds, mean ± deviation of {len(SEEDS)} seeds",
+        lines += [f"### Heterogeneity {level:g}: after {ROUNDS} rounds, mean ± deviation of {len(SEEDS)} seeds",
                   "", "| method | " + " | ".join(f"K = {K}" for K in STEPS) + " |", "|---" * (len(STEPS) + 1) + "|"]
         lines += [f"| {name} | " + " | ".join(end(done, name, K, level) for K in STEPS) + " |" for name in METHODS]
         lines.append("")
     lines += ["### Drift: what the theorems say and what was seen", "",
-              f"Seen: at K = {STEPS[-1]} and heterogeneity {LEVELS[-1]:g}, a floor is a distance above 1e-6 that the last "
-              "third of the rounds lowers by less than a fifth.", "", "| method | predicted | seen |", "|---|---|---|"]
+              f"Seen: at K = {STEPS[-1]} and heterogeneity {LEVELS[-1]:g}, a floor is a distance above 1e-6 that the "
+              "last third of the rounds lowers by less than a fifth.", "",
+              "| method | predicted | seen |", "|---|---|---|"]
     lines += [f"| {name} | {METHODS[name]['drift']} | {verdict(done, name)} |" for name in METHODS]
     lines += ["", "### Clients asked", "", "![distance against the number of clients asked](quadratic-cohort.svg)", "",
               "| method | " + " | ".join(f"S = {S}" for S in COHORTS) + " |", "|---" * (len(COHORTS) + 1) + "|"]
     for name in ("cdma-nc", "cdma-one", "cdma-ada"):
         cells = []
         for S in COHORTS:
-            ends = [float(np.mean(done[f"cohort {name}|{S}|{seed}"]["distance"][-10:])) for seed in SEEDS]
+            ends = cohort_ends(done, name, S)
             cells.append(f"{np.mean(ends):.1e} ± {np.std(ends):.0e}" if all(map(math.isfinite, ends)) else "diverged")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     (PAGE / "quadratic.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
