@@ -31,6 +31,10 @@ MAY_SEE = {  # room: what it may import besides itself
     "runs": (*MIDDLE, "assemble", "catalogue"),
     "testing": (*MIDDLE, "assemble", "catalogue", "runs"),
     "cli": ANYTHING,
+    "cli_data": (*MIDDLE, "assemble"),
+    "cli_images": ANYTHING,
+    "cli_table": (*MIDDLE, "assemble", "runs", "fitting"),
+    "fitting": (*MIDDLE, "assemble"),
     "__main__": ANYTHING,
     "__init__": ANYTHING,
 }

@@ -24,7 +24,8 @@ def test_registry_tells_the_truth(name):
     testing.check_settings(testing.trial(name))
     entry = ALGORITHMS[name]
     for case in ALGORITHMS[name].cases:
-        testing.check_uploads(testing.trial(name, asked=None), testing.CASES[case](), entry.copies, entry.scalars)
+        testing.check_uploads(testing.trial(name, asked=None), testing.CASES[case](), entry.copies, entry.scalars,
+                              entry.scores)
 
 
 class Server(NamedTuple):

@@ -1,15 +1,12 @@
-"""Clients' tables, partitions, the embedded data sets and the made-up quadratics."""
+"""Clients' tables, the embedded data sets and the made-up quadratics."""
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fedsaddle.contracts import SettingError
 from fedsaddle.data.clients import Clients, Run, checked, clients_from_arrays, clients_from_list
-from fedsaddle.data.partitions import IID, PARTITIONS, Dirichlet, LabelSorted
-from fedsaddle.data.sources import SOURCES, one_class, split
+from fedsaddle.data.sources import SOURCES, split
 from fedsaddle.data.synthetic import quadratic_clients
 
 torch.set_num_threads(1)
@@ -85,84 +82,6 @@ def test_bad_tables_are_refused_by_name(make, words):
         make()
 
 
-# partitions
-
-@pytest.mark.parametrize("name", PARTITIONS)
-@settings(max_examples=25, deadline=None)
-@given(data=st.data())
-def test_every_partition_gives_each_row_one_owner_and_each_client_a_row(name, data):
-    rows = data.draw(st.integers(1, 60))
-    clients = data.draw(st.integers(1, rows))
-    labels = torch.tensor(data.draw(st.lists(st.integers(0, 4), min_size=rows, max_size=rows)))
-    owner = PARTITIONS[name]().deal(labels, clients, seed=data.draw(st.integers(0, 10)))
-    size = torch.bincount(owner, minlength=clients)
-    assert owner.shape == (rows,)
-    assert len(size) == clients
-    assert int(size.min()) >= 1
-    if name != "dirichlet":
-        assert int(size.max() - size.min()) <= 1
-
-
-@pytest.mark.parametrize("name", PARTITIONS)
-def test_partitions_follow_their_seed_and_nothing_else(name):
-    settings_ = PARTITIONS[name](similarity=0.5) if name == "label-sorted" else PARTITIONS[name]()
-    labels = torch.arange(200) % 10
-    np.random.seed(0)
-    torch.manual_seed(0)
-    before = torch.random.get_rng_state()
-    first = settings_.deal(labels, 7, seed=3)
-    assert torch.equal(torch.random.get_rng_state(), before)
-    np.random.seed(1)
-    assert torch.equal(settings_.deal(labels, 7, seed=3), first)
-    assert not torch.equal(settings_.deal(labels, 7, seed=4), first)
-
-
-def test_label_sorted_cuts_the_sorted_labels_into_equal_blocks():
-    labels = torch.tensor([2, 0, 1, 0, 2, 1, 0, 2])
-    owner = LabelSorted().deal(labels, 4, seed=0)
-    assert owner.tolist() == [2, 0, 1, 0, 3, 2, 1, 3]  # sorted rows: 1 3 | 6 2 | 5 0 | 4 7
-
-
-def test_similarity_moves_that_share_of_the_rows():
-    labels = torch.arange(4000) % 10
-    kept = {}
-    for similarity in (0.0, 0.4, 1.0):
-        owner = LabelSorted(similarity).deal(labels, 10, seed=0)
-        assert torch.bincount(owner).tolist() == [400] * 10
-        kept[similarity] = float((owner == labels).float().mean())
-    assert kept[0.0] == 1.0
-    assert kept[0.4] == pytest.approx(0.6 + 0.4 * 0.1, abs=0.01)
-    assert kept[1.0] == pytest.approx(0.1, abs=0.03)
-
-
-def test_iid_mixes_the_labels():
-    owner = IID().deal(torch.arange(4000) // 400, 10, seed=0)
-    table = torch.bincount(owner * 10 + torch.arange(4000) // 400, minlength=100).reshape(10, 10)
-    assert int(table.min()) > 15  # 40 expected, deviation about 6
-
-
-def test_dirichlet_concentration_sets_how_skewed_clients_are():
-    labels = torch.arange(5000) % 5
-    def largest_share(concentration):
-        owner = Dirichlet(concentration).deal(labels, 10, seed=1)
-        table = torch.bincount(owner * 5 + labels, minlength=50).reshape(10, 5).double()
-        return float((table / table.sum(0)).max(0).values.mean())  # of a class at one client
-    assert largest_share(1000.0) == pytest.approx(0.1, abs=0.02)
-    assert largest_share(0.05) > 0.5
-    assert 0.15 < largest_share(1.0) < 0.5
-
-
-def test_partitions_that_cannot_be_made_are_refused():
-    for name in PARTITIONS:
-        with pytest.raises(SettingError, match="5 clients but only 4 rows"):
-            PARTITIONS[name]().deal(torch.zeros(4), 5, seed=0)
-        with pytest.raises(SettingError, match="at least 1"):
-            PARTITIONS[name]().deal(torch.zeros(4), 0, seed=0)
-    for name in ("label-sorted", "dirichlet"):
-        with pytest.raises(SettingError, match="no labels"):
-            PARTITIONS[name]().deal(torch.zeros(4, 2), 2, seed=0)
-
-
 # sources
 
 @pytest.mark.parametrize(("name", "shape", "rows", "classes"), [
@@ -197,12 +116,6 @@ def test_no_row_is_in_both_parts():
     assert sorted([*data.train.inputs.tolist(), *data.test.inputs.tolist()]) == list(range(50))
     with pytest.raises(SettingError, match="test_share"):
         split(torch.zeros(4), torch.zeros(4).long(), 1.0, seed=0)
-
-
-def test_one_class_against_the_rest():
-    assert one_class(torch.tensor([0, 3, 0, 1]), 0).tolist() == [1, 0, 1, 0]
-    with pytest.raises(SettingError, match="label 7; choose one of 0, 3"):
-        one_class(torch.tensor([0, 3]), 7)
 
 
 # made-up quadratics

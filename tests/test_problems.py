@@ -135,7 +135,7 @@ def test_the_saddle_over_a_b_alpha_is_the_square_loss_of_all_pairs():
         known = problem.prepare(Fake(clients, weights))
         p = known.p
         row_weight = torch.repeat_interleave(weights / weights.sum() / clients.run.size, clients.run.size).double()
-        h, positive = known.scores(known.first().x, clients.inputs).detach(), clients.targets > 0
+        h, positive = known.scores(known.first().x, Batch(*clients.rows, row_weight)).detach(), clients.targets > 0
         w_pos, w_neg, pos, neg = row_weight[positive], row_weight[~positive], h[positive], h[~positive]
         pairs = w_pos[:, None] * w_neg * (1 - pos[:, None] + neg) ** 2
         a, b = (w_pos @ pos) / w_pos.sum(), (w_neg @ neg) / w_neg.sum()
@@ -290,7 +290,7 @@ def test_named_gives_the_solution_under_the_modules_names():
     other = build(MLP((5,)), (4,), 1, seed=99).double()
     other.load_state_dict({name[4:]: v for name, v in named.items() if name.startswith("net.")})
     inputs = numbers(3, 4)
-    torch.testing.assert_close(torch.sigmoid(other(inputs)).squeeze(1), problem.scores(z.x, inputs))
+    torch.testing.assert_close(torch.sigmoid(other(inputs)).squeeze(1), problem.scores(z.x, Batch(inputs, (), ())))
     assert (named["a"], named["b"], named["alpha"]) == (z.x[-2], z.x[-1], z.y[0])
 
 

@@ -6,13 +6,14 @@ from fedsaddle.data.clients import Clients, clients_from_arrays, clients_from_li
 from fedsaddle.participation import Participation
 from fedsaddle.participation.responses import Deadline, DropOuts, FirstResponders, Latencies
 from fedsaddle.participation.selection import Cyclic, Trace, Uniform, Weighted
-from fedsaddle.problems import AUC, Quadratic
+from fedsaddle.problems import AUC, GAN, Agnostic, Metric, Pairwise, Quadratic, Robust, from_module
 from fedsaddle.runs import Result, train
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "ALGORITHMS", "ALL", "AUC", "Batch", "Clients", "Cyclic", "Data", "Deadline", "Draw", "DropOuts",
-    "FirstResponders", "Latencies", "Pair", "Participation", "Point", "Quadratic", "Result", "Rows", "SettingError",
-    "Trace", "Uniform", "Weighted", "clients_from_arrays", "clients_from_list", "make", "setting", "train",
+    "ALGORITHMS", "ALL", "AUC", "GAN", "Agnostic", "Batch", "Clients", "Cyclic", "Data", "Deadline", "Draw", "DropOuts",
+    "FirstResponders", "Latencies", "Metric", "Pair", "Pairwise", "Participation", "Point", "Quadratic", "Result",
+    "Robust", "Rows", "SettingError", "Trace", "Uniform", "Weighted", "clients_from_arrays", "clients_from_list",
+    "from_module", "make", "setting", "train",
 ]

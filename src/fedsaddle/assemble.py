@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fedsaddle.algorithms import make
-from fedsaddle.config import Named, Run, Settings
+from fedsaddle.algorithms import ALGORITHMS, make
+from fedsaddle.config import Named, Run, Settings, lookup
 from fedsaddle.contracts import Algorithm, Materials, Point, Problem, Rows, SettingError
-from fedsaddle.data.clients import Clients, clients_from_arrays
+from fedsaddle.data.clients import Clients
+from fedsaddle.data.dataset import DataSet
+from fedsaddle.data.dealing import USUAL, Hand, clients_of, hand_out, rows_for_test
 from fedsaddle.data.partitions import PARTITIONS
-from fedsaddle.data.sources import SOURCES, one_class
+from fedsaddle.data.sources import SOURCES
 from fedsaddle.engine import checkpoint
+from fedsaddle.engine.classifier import usual_path
+from fedsaddle.engine.evaluation import further
 from fedsaddle.engine.federation import PREPARATION, EngineFederation
 from fedsaddle.engine.reference import Reference
 from fedsaddle.engine.simulation import Simulation
 from fedsaddle.engine.training import Measures, Plan, Progress, evaluator, first_progress, prepare
-from fedsaddle.models import MODELS, build
+from fedsaddle.models import MODELS, build, model_of
 from fedsaddle.participation import RESPONSES, SELECTIONS, Participation
 from fedsaddle.participation.selection import Population
-from fedsaddle.problems import PROBLEMS
+from fedsaddle.problems import PROBLEMS, own
 
 
 class Job(NamedTuple):
@@ -38,6 +43,7 @@ class Job(NamedTuple):
     plan: Plan
     progress: Progress
     complaints: list[str]  # about damaged checkpoints
+    files: Mapping[str, str] = MappingProxyType({})  # of the data set, for the run folder
 
 
 class Dealt(NamedTuple):
@@ -46,15 +52,19 @@ class Dealt(NamedTuple):
     clients: Clients
     test: Rows | None
     classes: int
+    files: Mapping[str, str] = MappingProxyType({})  # for the run folder
 
 
-def job_from_settings(settings: Settings, label: str, checkpoints: Path | None = None) -> Job:
-    """The job of one method of a settings file."""
-    dealt = deal(settings)
-    method = settings.algorithms[label]
-    algorithm = make(method.name, **method.settings)
+def job_from_settings(
+    settings: Settings, label: str, checkpoints: Path | None = None, dealt: Dealt | None = None,
+) -> Job:
+    """The job of one method of a settings file. `dealt`: its data, where several methods share them."""
+    dealt = dealt or deal(settings)
+    algorithm = algorithm_of(settings.algorithms[label])
     problem = pose(settings, dealt)
-    return assemble(algorithm, problem, dealt.clients, dealt.test, participation(settings), settings.run, checkpoints)
+    run = dataclasses.replace(settings.run, classifier=settings.run.classifier or str(usual_path(settings.data.name)))
+    job = assemble(algorithm, problem, dealt.clients, dealt.test, participation(settings), run, checkpoints)
+    return job._replace(files=dealt.files)
 
 
 def assemble(
@@ -65,7 +75,7 @@ def assemble(
     device, dtype = device_of(run), getattr(torch, run.dtype)
     problem = _placed(problem, device)
     if getattr(problem, "strata", ()):
-        clients = clients.stratified()
+        clients = clients.stratified(problem.strata)  # type: ignore[attr-defined]
     clients = clients.to(device, dtype)
     population = Population(clients.count, clients.run.size.cpu(), objective_weights(clients, run.weights))
     engine = Reference(problem, clients, run.batch_size, dtype) if run.engine == "reference" else \
@@ -85,21 +95,30 @@ def assemble(
     sets = {"train": clients.rows} | ({"test": _rows(test, device, dtype)} if test else {})
     chosen = {name: sets[name] for name in run.evaluate_on if name in sets} or sets
     plan = Plan(run.rounds, run.evaluate_every, run.stop_after_floats)
-    return Job(algorithm, problem, federation, evaluator(problem, chosen), plan, progress, complaints)
+    evaluate = evaluator(problem, chosen, run.progress_steps if run.progress else 0,
+                         further(problem, clients, federation, run))
+    return Job(algorithm, problem, federation, evaluate, plan, progress, complaints)
 
 
 def deal(settings: Settings) -> Dealt:
     """The data set of the settings, dealt to clients."""
-    source = SOURCES[settings.data.name](**settings.data.settings)
+    source = _instance(SOURCES, settings.data)
     dealing = settings.dealing
     if hasattr(source, "deal"):  # a source that makes its own clients
-        return Dealt(source.deal(dealing.clients, dealing.seed), None, 0)
-    data = source.load(dealing.seed)
-    owner = _instance(PARTITIONS, settings.partition).deal(data.train.targets, dealing.clients, dealing.seed)
-    train, test = data.train.targets, data.test.targets
-    if dealing.positive is not None:
-        train, test = one_class(train, dealing.positive), one_class(test, dealing.positive)
-    return Dealt(clients_from_arrays(data.train.inputs, train, owner), Rows(data.test.inputs, test), data.classes)
+        return Dealt(source.deal(dealing.clients or USUAL, dealing.seed), None, 0)
+    data, hand = hand_of(settings)
+    classes = data.classes if dealing.positive is None else 2
+    return Dealt(clients_of(data, hand), rows_for_test(data, dealing), classes, data.files)
+
+
+def hand_of(settings: Settings) -> tuple[DataSet, Hand]:
+    """The data set of the settings, and who gets which of its rows."""
+    source = _instance(SOURCES, settings.data)
+    if hasattr(source, "deal"):
+        raise SettingError(f"data.name = {settings.data.name!r}: makes its own clients, there are no rows to deal out; "
+                           "choose another data set")
+    data: DataSet = source.load(settings.dealing.seed)
+    return data, hand_out(data, _instance(PARTITIONS, settings.partition), settings.dealing)
 
 
 def pose(settings: Settings, dealt: Dealt) -> Problem:
@@ -110,11 +129,18 @@ def pose(settings: Settings, dealt: Dealt) -> Problem:
             raise SettingError(f"model: is missing, and problem {settings.problem.name!r} needs a net; add "
                                f"[model] with a name out of {', '.join(MODELS)}")
         shape = tuple(dealt.clients.inputs.shape[1:])
-        return build(_instance(MODELS, settings.model), shape, outputs, settings.run.seed)
+        model = model_of(lookup(MODELS, settings.model.name, "model"), settings.model.settings)
+        return build(model, shape, outputs, settings.run.seed)
 
     materials = Materials(dealt.clients, objective_weights(dealt.clients, settings.run.weights), dealt.classes, net)
-    problem: Problem = PROBLEMS[settings.problem.name].pose(settings.problem.settings, materials)
-    return problem
+    return own.pose(lookup(PROBLEMS, settings.problem.name, "problem"), settings.problem.settings, materials)
+
+
+def algorithm_of(entry: Named) -> Algorithm:
+    """The algorithm of this name with these settings."""
+    known = entry.name in ALGORITHMS
+    found: Algorithm = make(entry.name, **entry.settings) if known else _instance(ALGORITHMS, entry)
+    return found
 
 
 def participation(settings: Settings) -> Participation:
@@ -136,7 +162,7 @@ def device_of(run: Run) -> torch.device:
 
 
 def _instance(registry: dict[str, Any], entry: Named) -> Any:
-    return registry[entry.name](**entry.settings)
+    return lookup(registry, entry.name, "settings")(**entry.settings)
 
 
 def _placed(problem: Problem, device: torch.device) -> Problem:

@@ -34,7 +34,8 @@ def _described(form: type, entry: Entry | None = None) -> dict[str, Any]:
 def _algorithms() -> list[dict[str, Any]]:
     return [{
         "name": name, "paper": entry.paper, "solves": entry.solves,
-        "uploads": {"copies_of_z": entry.copies, "scalars": entry.scalars}, "learns": entry.learns,
+        "uploads": {"copies_of_z": entry.copies, "scalars": entry.scalars}, "uploads_a_row": entry.scores,
+        "learns": entry.learns,
         "client_state": entry.client_state, "fixed": {key: _plain(value) for key, value in entry.fixed.items()},
         **_described(entry.algorithm, entry),
     } for name, entry in ALGORITHMS.items()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from fedsaddle import recipes
-from fedsaddle.assemble import job_from_settings
+from fedsaddle import cli_data, cli_images, cli_table, recipes
+from fedsaddle.assemble import deal, job_from_settings
 from fedsaddle.catalogue import CATALOGUES, entries
-from fedsaddle.config import Settings, read, settle, tables_of
+from fedsaddle.config import Settings, lookup, read, settle, tables_of
 from fedsaddle.config.validation import nearest
 from fedsaddle.contracts import SettingError
 from fedsaddle.engine.training import Diverged, Record
@@ -30,12 +30,15 @@ from fedsaddle.runs import carry_out
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
                   help="Federated minimax optimisation: run, resume and list.")
 out, err = Console(), Console(stderr=True)
+cli_images.add_to(app)
+app.add_typer(cli_data.app, name="data")
 
 
 @app.command()
 def run(
     what: Annotated[str, typer.Argument(metavar="[FILE or NAME]", help="a settings file or a recipe")] = "digits-auc",
     set_: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, over the file")] = None,
+    only: Annotated[list[str] | None, typer.Option("--only", help="label of a method; all if not given")] = None,
     folder: Annotated[Path | None, typer.Option("--out", help="run folder; runs/NAME if not given")] = None,
 ) -> None:
     """Run a settings file or a recipe, and write a run folder."""
@@ -43,9 +46,10 @@ def run(
     if not path.exists() and not what.endswith(".toml"):
         raise SettingError(f"run {what!r}: is neither a file nor a recipe{nearest(what, recipes.names())}; "
                            f"recipes: {', '.join(recipes.names())}")
-    settings = settle(read(path), set_ or ())
+    settings = _chosen(settle(read(path), set_ or ()), only or ())
     target = RunFolder(folder or _free(Path("runs") / path.stem))
-    jobs = {label: job_from_settings(settings, label) for label in settings.algorithms}  # wrong settings end here
+    dealt = deal(settings)
+    jobs = {label: job_from_settings(settings, label, dealt=dealt) for label in settings.algorithms}  # errors end here
     target.create(tables_of(settings))
     _carry_out_all(settings, target, jobs)
 
@@ -76,7 +80,8 @@ def list_(
 
 def _carry_out_all(settings: Settings, target: RunFolder, jobs: dict[str, Any]) -> None:
     """Every method of the settings in its folder, one after the other, then the table."""
-    headline = getattr(PROBLEMS[settings.problem.name], "headline", "loss")
+    own = getattr(lookup(PROBLEMS, settings.problem.name, "problem"), "headline", "loss")
+    headline = settings.run.headline or ("inception_score" if settings.run.image_samples else own)
     folders = {label: RunFolder(target.path / label) if label else target for label in settings.algorithms}
     with _interruptible() as interrupted, _bars() as bars:
         for label, folder in folders.items():
@@ -106,13 +111,24 @@ def _carry_out_all(settings: Settings, target: RunFolder, jobs: dict[str, Any]) 
     out.print(f"run folder: {target.path}", soft_wrap=True)
 
 
+def _chosen(settings: Settings, labels: Sequence[str]) -> Settings:
+    """The settings with these methods only."""
+    for label in labels:
+        if settings.single or label not in settings.algorithms:
+            known = [name for name in settings.algorithms if name]
+            raise SettingError(f"--only {label!r}: is no method of these settings{nearest(label, known)}; "
+                               + (f"choose one of {', '.join(known)}" if known else "there is only one, leave it out"))
+    kept = {label: entry for label, entry in settings.algorithms.items() if label in labels or not labels}
+    return replace(settings, algorithms=kept)
+
+
 def _one(settings: Settings, label: str) -> Settings:
     return replace(settings, algorithms={"": settings.algorithms[label]})
 
 
 def _shown(record: Record, headline: str) -> str:
     return ", ".join(f"{name} {headline} {number(values.get(headline))}"
-                     for name, values in last_measures([record]).items())
+                     for name, values in last_measures([record]).items() if headline in values)
 
 
 def _free(path: Path) -> Path:
@@ -142,6 +158,9 @@ def _interruptible() -> Iterator[Any]:
         yield lambda: asked
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+cli_table.add_to(app, _carry_out_all, _free)
 
 
 def main() -> None:

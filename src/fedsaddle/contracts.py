@@ -57,10 +57,17 @@ class Batch(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A batch of a problem with strata: positives and negatives drawn apart. A missing class weighs 0."""
+    """A batch of a problem with strata: two draws, such as positives and negatives. A missing class weighs 0."""
 
     positives: Batch
     negatives: Batch
+
+
+class Scores(NamedTuple):
+    """Scores of other clients' rows, the passive side of a pair, and how much each counts: 1 on average."""
+
+    value: Tensor  # one score a row, or one vector
+    weight: Tensor
 
 
 class Draw(NamedTuple):
@@ -120,6 +127,9 @@ class Oracle(Protocol):
     def loss(self, z: Point, batch: Any) -> Tensor: ...
     def gradient(self, z: Point, batch: Any) -> Point: ...
     def project(self, z: Point) -> Point: ...
+    def scores(self, z: Point, pair: Pair) -> tuple[Tensor, Tensor]: ...
+    def active(self, z: Point, pair: Pair, old: tuple[Scores, Scores]) -> tuple[Point, tuple[Tensor, Tensor]]:
+        """Gradient of `problem.active_loss`, and the new scores of the pair's rows, which cost nothing more."""
 
 
 # A pure client function: (oracle, message, client state, data) -> (reply, client state). No clock, file or
@@ -155,6 +165,9 @@ class Federation(Protocol):
     ) -> Average:
         """Ask the cohort and learn every reply field client by client."""
 
+    def project(self, z: Point) -> Point:
+        """Onto the domain of the problem, for steps that the server takes itself."""
+
     def randint(self, low: int, high: int) -> int:
         """The server's own keyed dice: low <= value < high."""
 
@@ -164,14 +177,19 @@ class Federation(Protocol):
 class Problem(Protocol):
     """min_x max_y mean_i f_i(x, y). Required: `first` and `loss`. The rest may be left out:
 
-    strata: tuple[str, ...] = ()          ("positives", "negatives"): batches are Pairs
+    strata: tuple[str, ...] = ()          ("positives", "negatives") or ("rows", "rows"): batches are Pairs
+    scores(x, batch) -> Tensor            of every row: what pairwise methods exchange
+    active_loss(x, y, pair, old)          -> (loss, new scores), the pair's rows against old: tuple[Scores, Scores]
     noise: int = 0                        uniform numbers per example, in batch.noise
+    mixes_rows: bool = False              whether rows of a batch touch each other; seen by itself for batch norm
     project(z) -> Point                   onto the domain of (x, y)
     gradient(x, y, batch) -> Point        where it is known in closed form
     prepare(federation) -> Problem        learns constants of the objective before round 0
     constants() -> dict[str, float]       what prepare learnt: goes to the run folder and the checkpoint
     with_constants(values) -> Problem     the inverse, for a resumed run
     measure(z, rows) -> dict[str, float]  on a pooled data set: Rows(inputs, targets)
+    by_row(z, rows) -> dict[str, Tensor]  loss and accuracy of every row: what is measured client by client
+    best_response(z, rows) -> Tensor      y*(x) on a pooled data set, where it is known in closed form
     alarms(measures) -> list[str]         what a person should know, in words
     named(z) -> dict[str, Tensor]         the solution under the names of a user's module
     headline: str                         the measure to show first

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedsaddle.algorithms import ALGORITHMS, make
-from fedsaddle.assemble import Job, assemble
+from fedsaddle.algorithms import ALGORITHMS
+from fedsaddle.assemble import Job, algorithm_of, assemble
 from fedsaddle.config import Run, check, named, validated
 from fedsaddle.contracts import Algorithm, Point, Problem, Rows, SettingError
 from fedsaddle.data.clients import Clients, as_tensor, checked, clients_from_arrays, clients_from_list
@@ -54,6 +54,7 @@ def carry_out(
     if folder:
         folder.forget_after(progress.round)
         records = folder.records()
+        folder.keep(job.files)
 
     def save() -> None:
         nonlocal saved_at
@@ -121,7 +122,7 @@ def train(
     out: a folder for records, checkpoints and the model; resume=True goes on in it.
     run: the settings of [run], such as rounds, seed, batch_size, weights, engine, device, chunk.
     """
-    method = _by_name(algorithm) if isinstance(algorithm, str) else algorithm
+    method = algorithm_of(named(ALGORITHMS, algorithm, "algorithm")) if isinstance(algorithm, str) else algorithm
     for part, where in ((method, "algorithm"), (problem, "problem")):
         check(part, where)
     how = Run(**validated(Run, run, "run"))
@@ -135,12 +136,6 @@ def train(
     if folder and not going_on:
         folder.create({"run": run})
     return carry_out(job, how, folder, watch)
-
-
-def _by_name(algorithm: str) -> Algorithm:
-    name, settings = named(ALGORITHMS, algorithm, "algorithm")
-    method: Algorithm = make(name, **settings)
-    return method
 
 
 def as_clients(data: Any) -> Clients:

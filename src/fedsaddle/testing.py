@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fedsaddle.algorithms import ALGORITHMS, make
 from fedsaddle.assemble import Job, assemble
 from fedsaddle.config import Run
-from fedsaddle.contracts import Algorithm, Problem
+from fedsaddle.contracts import Algorithm, Batch, Problem
 from fedsaddle.data.clients import Clients, clients_from_list
 from fedsaddle.data.synthetic import quadratic_clients
 from fedsaddle.engine import federation, simulation
@@ -32,9 +32,9 @@ from fedsaddle.maths.trees import leaves, map_leaves, named_leaves
 from fedsaddle.participation import Participation, as_participation
 from fedsaddle.participation.responses import Deadline, DropOuts, FirstResponders, Latencies
 from fedsaddle.participation.selection import Cyclic, Uniform, Weighted
-from fedsaddle.problems import AUC, Quadratic
+from fedsaddle.problems import AUC, Metric, Pairwise, Quadratic
 from fedsaddle.report.folder import RunFolder
-from fedsaddle.runs import carry_out
+from fedsaddle.runs import as_clients, carry_out
 
 Case = tuple[Problem, Clients]
 ROUNDS = 12
@@ -59,6 +59,22 @@ def quadratic_case() -> Case:
     return Quadratic(3, 2), quadratic_clients(10, (1, 30), 3, 2, heterogeneity=1.0, noise=0.5, coupling=1.0, seed=2)
 
 
+def pairwise_case() -> Case:
+    """The same clients with a linear score and the pairwise sigmoid loss."""
+    return Pairwise(_linear(4, 1), scale=2.0, score="linear"), auc_case()[1]
+
+
+def metric_case() -> Case:
+    """The same clients, their two classes to be told apart by the distance of embeddings."""
+    return Metric(_linear(4, 2), dimension=2, margin=2.0), auc_case()[1]
+
+
+def _linear(inputs: int, outputs: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Linear(inputs, outputs)
+
+
 def trial(name: str, **more: Any) -> Algorithm:
     """An algorithm of the registry with small settings, and those of its entry that show what is special about it."""
     entry = ALGORITHMS[name]
@@ -68,7 +84,9 @@ def trial(name: str, **more: Any) -> Algorithm:
     return method
 
 
-CASES: dict[str, Callable[[], Case]] = {"quadratic": quadratic_case, "auc": auc_case}
+CASES: dict[str, Callable[[], Case]] = {
+    "quadratic": quadratic_case, "auc": auc_case, "pairwise": pairwise_case, "metric": metric_case,
+}
 
 
 def check_algorithm(algorithm: Algorithm, cases: tuple[str, ...] = ("quadratic", "auc")) -> None:
@@ -77,6 +95,14 @@ def check_algorithm(algorithm: Algorithm, cases: tuple[str, ...] = ("quadratic",
     for name in cases:
         for check in (check_engines_agree, check_repeats, check_resumes, check_pure, check_participations):
             check(algorithm, CASES[name]())
+
+
+def check_problem(problem: Problem, clients: Any) -> None:
+    """A problem of yours on some clients of yours, unequal ones: both engines agree, and nothing reads a value."""
+    case = (problem, as_clients(clients))
+    method: Algorithm = make("cdma-ada", asked=None, steps=3, eta=1e-3, gamma=1e-3, c_alpha=1.0)
+    check_engines_agree(method, case)
+    check_pure(method, case)
 
 
 def check_settings(algorithm: Algorithm) -> None:
@@ -147,14 +173,30 @@ def check_participations(algorithm: Algorithm, case: Case) -> None:
             assert finite, f"{name} is not finite under {kind}"
 
 
-def check_uploads(algorithm: Algorithm, case: Case, copies: int, scalars: int) -> None:
-    """What a client asked in every phase uploads per round is what the registry says."""
+def check_uploads(algorithm: Algorithm, case: Case, copies: int, scalars: int, scores: int = 0) -> None:
+    """What a client asked in every phase uploads per round is what the registry says.
+
+    A method that exchanges scores may begin with a round of scores alone.
+    """
     start = job(algorithm, case, Participation(), rounds=3)
     size = sum(leaf.numel() for leaf in leaves(case[0].first()))
-    for _, record in rounds(start.algorithm, start.federation, start.progress, start.plan, start.evaluate):
+    more = scalars + scores * (_score_floats(algorithm, start) if scores else 0)
+    expected = [copies * size + more] * 3
+    if scores:
+        expected[0] = more
+    for count, (_, record) in zip(expected, rounds(start.algorithm, start.federation, start.progress, start.plan,
+                                                   start.evaluate), strict=True):
         uploaded = sum(ask["floats_up"] // ask["answered"] for ask in record["asks"])
-        assert uploaded == copies * size + scalars, \
-            f"a client uploads {uploaded} floats a round, not {copies} copies of {size} and {scalars} scalars"
+        assert uploaded == count, f"a client uploads {uploaded} floats in round {record['round']}, not {count}: " \
+            f"{copies} copies of {size}, {scalars} scalars and {scores} scores a row"
+
+
+def _score_floats(algorithm: Any, start: Job) -> int:
+    """The floats that it takes to send a score for every row of a round's minibatches, of all strata."""
+    problem: Any = start.problem
+    inputs, targets = auc_case()[1].rows
+    one = problem.scores(problem.first().x, Batch(inputs[:1].float(), targets[:1], torch.ones(1))).numel()
+    return int(one * algorithm.steps * start.federation.batch_size * len(problem.strata))
 
 
 def job(algorithm: Algorithm, case: Case, participation: Participation, engine: str = "simulation",

@@ -1,25 +1,15 @@
-"""DRFA: distributionally robust federated averaging (papers: drfa, Algorithm 1).
-
-min_w max_lambda sum_i lambda_i f_i(w), lambda on the simplex. On a problem with a maximising variable y
-the clients take descent-ascent steps, which solves min_x max_{y, lambda} sum_i lambda_i f_i(x, y).
-"""
+"""DRFA and DRFA-Prox: distributionally robust federated averaging (papers: drfa, Algorithms 1 and 2)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
-from fedsaddle.contracts import Cohort, Data, Federation, Number, Oracle, Point, setting
-from fedsaddle.maths import projections
-
-
-class Server(NamedTuple):
-    z: Point  # w
-    mixture: Tensor  # lambda
-    round: int
+from fedsaddle.algorithms import mixture
+from fedsaddle.algorithms.mixture import Loss, Pull, Server
+from fedsaddle.contracts import Data, Federation, Number, Oracle, Point, setting
 
 
 class Go(NamedTuple):
@@ -30,10 +20,7 @@ class Go(NamedTuple):
 class Local(NamedTuple):
     z: Point  # w_i^tau
     snapshot: Point  # w_i^t'
-
-
-class Loss(NamedTuple):
-    value: Tensor
+    iterates: Any  # mean of w_i^1, ..., w_i^tau, or ()
 
 
 @dataclass(frozen=True)
@@ -45,38 +32,46 @@ class DRFA:
     steps: int = setting(10, "tau: local steps in a round", at_least=1)
     asked: int = setting(10, "m: draws by lambda, and clients asked for their loss", at_least=1)
     everyone: bool = setting(False, "all clients train and lambda weighs their models: the limit of many draws")
+    output: str = mixture.output()
+    regulariser: str = setting("none", "D: half the squared distance to the prior, the KL divergence from it, the "
+                               "p-norm distance, optimal transport", choices=("none", *mixture.PROXIMAL))
+    strength: float = mixture.strength()
+    prior: tuple[float, ...] = mixture.prior()
+    norm: float = setting(2.0, "p of the p-norm distance", at_least=1, at_most=100)
+    metric: str = setting("discrete", "distances between clients for transport: discrete (all 1), line (|i - j| / N) "
+                          "or the path of a CSV file with a row of distances per client")
 
     def first(self, z: Point, federation: Federation) -> Server:
-        n = federation.num_clients
-        return Server(z=z, mixture=torch.full((n,), 1 / n, dtype=z.x.dtype, device=z.x.device), round=0)
+        if self.regulariser == "transport" and self.metric != "discrete":
+            mixture.cost(self.metric, federation.num_clients)  # a wrong file is found here
+        return mixture.first(z, federation, self.prior, self.output)
 
     def round(self, server: Server, federation: Federation) -> Server:
-        drawn, uniform = self.cohorts(server, federation)
+        drawn = mixture.trained(federation, server.mixture, self.asked, self.everyone)
         snapshot = federation.randint(1, self.steps + 1)
         model = federation.average(self.local_steps, Go(server.z, snapshot), drawn, batches=self.steps).mean
+        uniform = mixture.evaluated(federation, self.asked, self.everyone)
         losses = federation.collect(self.evaluate, model.snapshot, uniform, batches=1)
-        v = torch.zeros_like(server.mixture)
-        v[losses.ids] = losses.each.value * federation.num_clients / losses.answered
-        mixture = projections.simplex(server.mixture + self.steps * self.gamma * v)
-        return Server(z=model.z, mixture=mixture, round=server.round + 1)
+        v = mixture.slope(losses, federation, server.mixture)
+        step = self.steps * self.gamma
+        weights = mixture.ascend(server.mixture + step * v, step, self.pull(server, federation))
+        return Server(model.z, weights, mixture.averaged(server, model.iterates), round=server.round + 1)
 
-    def cohorts(self, server: Server, federation: Federation) -> tuple[Cohort, Cohort]:
-        """D, drawn by lambda with replacement, and U, uniform without."""
-        if self.everyone:
-            asked = federation.everyone()
-            return asked._replace(weight=server.mixture.cpu()[asked.ids]), asked
-        drawn = federation.cohort(self.asked, weights=server.mixture, replace=True)
-        return drawn, federation.cohort(self.asked, weights=torch.ones(federation.num_clients))
+    def pull(self, server: Server, federation: Federation) -> Pull:
+        prior = mixture.distribution(self.prior, federation.num_clients, server.z.x)
+        return Pull(self.regulariser, self.strength, prior, self.norm, self.metric)
 
     def local_steps(self, oracle: Oracle, go: Go, client: tuple[()], data: Data) -> tuple[Local, tuple[()]]:
         z = snapshot = go.z
+        total = 0 * z
         for t, batch in enumerate(data.minibatches, start=1):
             z = oracle.project(z.step(oracle.gradient(z, batch), self.eta, self.eta))
             snapshot = Point(*(torch.where(go.snapshot == t, new, old) for new, old in zip(z, snapshot, strict=True)))
-        return Local(z, snapshot), client
+            total = total + z
+        return Local(z, snapshot, total / len(data.minibatches) if self.output == "average" else ()), client
 
     def evaluate(self, oracle: Oracle, z: Point, client: tuple[()], data: Data) -> tuple[Loss, tuple[()]]:
         return Loss(oracle.loss(z, data.minibatches[0])), client
 
     def solution(self, server: Server) -> Point:
-        return server.z
+        return mixture.solution(server)

@@ -26,11 +26,12 @@ class ParallelSGDA:
 
     def round(self, server: Server, federation: Federation) -> Server:
         asked = federation.cohort(self.asked)
-        z = federation.average(self.one_step, server.z, asked, ALL).mean
+        g = federation.average(self.full_gradient, server.z, asked, ALL).mean
+        z = federation.project(server.z.step(g, self.eta, self.gamma))
         return Server(z=z, round=server.round + 1)
 
-    def one_step(self, oracle: Oracle, z: Point, client: tuple[()], data: Data) -> tuple[Point, tuple[()]]:
-        return oracle.project(z.step(oracle.gradient(z, data.full), self.eta, self.gamma)), client
+    def full_gradient(self, oracle: Oracle, z: Point, client: tuple[()], data: Data) -> tuple[Point, tuple[()]]:
+        return oracle.gradient(z, data.full), client
 
     def solution(self, server: Server) -> Point:
         return server.z

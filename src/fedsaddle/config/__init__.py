@@ -7,14 +7,17 @@ dataclass declare the types, bounds and meanings.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from fedsaddle.algorithms import ALGORITHMS
+from fedsaddle.algorithms import ALGORITHMS, theorems
 from fedsaddle.config.files import read, with_assignments
+from fedsaddle.config.lookup import lookup, own_settings
 from fedsaddle.config.validation import check, declared, known_keys, nearest, validated
 from fedsaddle.contracts import SettingError, setting
+from fedsaddle.data.dealing import USUAL, Dealing
 from fedsaddle.data.partitions import PARTITIONS
 from fedsaddle.data.sources import SOURCES
 from fedsaddle.models import MODELS
@@ -46,18 +49,19 @@ class Run:
     threads: int = setting(1, "threads inside one operation; more than one is slower on a busy machine", at_least=1)
     evaluate_every: int = setting(10, "rounds between two evaluations", at_least=1)
     evaluate_on: tuple[str, ...] = setting(("test",), "data sets to evaluate on: test, train")
+    headline: str = setting("", "the measure to show first, such as accuracy_worst; empty: the problem's own")
+    progress: bool = setting(False, "measure max_y f(x, y) and the norm of its gradient too, which takes as long as "
+                             "some dozen evaluations where the maximum is not known in closed form")
+    progress_steps: int = setting(20, "steps of ascent in y for it", at_least=1)
+    per_client: bool = setting(False, "measure loss and accuracy of every client too: worst, worst tenth, mean, spread")
+    histogram_bins: int = setting(0, "bins of the histograms by which clients tell the AUC over all their rows at "
+                                  "evaluations; 0: not asked", at_least=0)
+    image_samples: int = setting(0, "images drawn at evaluations for the Inception Score and FID, 10000 in the papers; "
+                                 "0: not measured", at_least=0)
+    classifier: str = setting("", "file of the classifier that judges them; empty: of `fedsaddle classifier DATA`")
     checkpoint_every: int = setting(20, "rounds between two checkpoints", at_least=1)
     keep_checkpoints: int = setting(3, "checkpoints kept, the newest ones", at_least=1)
     stop_after_floats: int | None = setting(None, "stop once the server has received so many floats", at_least=1)
-
-
-@dataclass(frozen=True)
-class Dealing:
-    """How a data set becomes clients."""
-
-    clients: int = setting(100, "number of clients", at_least=1)
-    positive: int | None = setting(None, "class against the rest, for problems with two classes", at_least=0)
-    seed: int = setting(0, "seed of the test split and of the partition")
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,8 @@ class Settings:
 
 
 __all__ = [
-    "Dealing", "Named", "Run", "Settings", "check", "declared", "named", "read", "settle", "tables_of", "validated",
+    "Dealing", "Named", "Run", "Settings", "check", "declared", "lookup", "named", "read", "settle", "tables_of",
+    "validated",
 ]
 
 SECTIONS = ("run", "algorithm", "algorithms", "problem", "model", "data", "participation")
@@ -92,7 +97,8 @@ def settle(tables: Mapping[str, Any], assignments: Iterable[str] = ()) -> Settin
     known_keys(tables, SECTIONS, "", "section")
     data = _table(tables, "data")
     dealing = {f.name: data.pop(f.name) for f in dataclasses.fields(Dealing) if f.name in data}
-    partition = data.pop("partition", "label-sorted")
+    own = getattr(SOURCES.get(data.get("name", "")), "partition", "label-sorted")  # of a source with clients of its own
+    partition = data.pop("partition", own)
     participation = _table(tables, "participation")
     known_keys(participation, ("select", "respond"), "participation", "setting")
     respond = participation.get("respond", [])
@@ -133,17 +139,27 @@ def tables_of(settings: Settings) -> dict[str, Any]:
 
 
 def named(registry: Mapping[str, Any], entry: Any, where: str) -> Named:
-    """An entry of a registry from its name or its table."""
+    """An entry of a registry, or a class of a user's own (`package.module:Name`), from its name or its table."""
     table = {"name": entry} if isinstance(entry, str) else dict(entry) if isinstance(entry, Mapping) else None
     if table is None or not isinstance(table.get("name"), str):
         raise SettingError(f"{where} = {entry!r}: needs a name; choose one of {', '.join(registry)}")
     name = table.pop("name")
+    known = lookup(registry, name, where)
     if name not in registry:
-        raise SettingError(f"{where}.name = {name!r}: is not known{nearest(name, registry)}; "
-                           f"choose one of {', '.join(registry)}")
-    known = registry[name]
+        return Named(name, own_settings(known, table, where))
     fixed, defaults = getattr(known, "fixed", {}), getattr(known, "defaults", {})
+    if registry is ALGORITHMS and "theorem" in table:
+        defaults = {**defaults, **_theorem(name, table.pop("theorem"), f"{where}.theorem")}
     return Named(name, validated(getattr(known, "algorithm", known), table, where, fixed, defaults))
+
+
+def _theorem(algorithm: str, table: Any, where: str) -> dict[str, Any]:
+    """The settings that a theorem chooses, from its paper, its number and its constants."""
+    if not isinstance(table, Mapping) or not {"paper", "number"} <= table.keys():
+        raise SettingError(f"{where} = {table!r}: needs a paper and a number, such as paper = 'cdma', number = 3, and "
+                           "the theorem's constants")
+    constants = {name: value for name, value in table.items() if name not in ("paper", "number")}
+    return theorems.chosen(table["paper"], table["number"], constants, algorithm, where)
 
 
 def _methods(tables: Mapping[str, Any]) -> dict[str, Named]:
@@ -161,7 +177,8 @@ def _methods(tables: Mapping[str, Any]) -> dict[str, Named]:
 
 def _possible(settings: Settings) -> None:
     """Settings that are right one by one and impossible together."""
-    clients = settings.dealing.clients
+    natural = hasattr(PARTITIONS.get(settings.partition.name), "natural")  # how many clients is known with the data
+    clients = settings.dealing.clients or (math.inf if natural else USUAL)
     for label, method in settings.algorithms.items():
         where = f"algorithms.{label}" if label else "algorithm"
         asked = method.settings.get("asked")
@@ -172,10 +189,6 @@ def _possible(settings: Settings) -> None:
     if groups > clients:
         raise SettingError(f"participation.select.groups = {groups}: is more than data.clients = {clients}; "
                            "every group needs a client")
-    for each in settings.respond:
-        low, high = each.settings.get("low", 0), each.settings.get("high", 1)
-        if low > high:
-            raise SettingError(f"participation.respond.low = {low}: is above high = {high}; swap them")
     for name in settings.run.evaluate_on:
         if name not in ("test", "train"):
             close = nearest(name, ("test", "train"))

@@ -37,7 +37,8 @@ def validated(
     try:
         model = _model(form)(**{**(fixed or {}), **(defaults or {}), **given})
     except pydantic.ValidationError as error:
-        raise SettingError("\n".join(_explained(e, form, where) for e in error.errors())) from None
+        texts = dict.fromkeys(_explained(e, form, where) for e in error.errors())  # a union complains once a member
+        raise SettingError("\n".join(texts)) from None
     return {f.name: getattr(model, f.name) for f in fields}
 
 
@@ -59,7 +60,7 @@ def _explained(error: Any, form: type, where: str) -> str:
     m = field.metadata
     words = {"above": "above", "at_least": "at least", "at_most": "at most"}
     limits = [f"{word} {m[bound]}" for bound, word in words.items() if m[bound] is not None]
-    kind = str(field.type).removesuffix(" | None")
+    kind = getattr(field.type, "__name__", str(field.type)).removesuffix(" | None")  # a class where not postponed
     allowed = " or ".join(repr(c) for c in m["choices"]) if m["choices"] else " and ".join([kind, *limits])
     close = nearest(error["input"], m["choices"] or ())
     return f"{where}.{key} = {error['input']!r}: must be {allowed} ({m['meaning']}){close}"

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from fedsaddle.contracts import Rows, SettingError
 
+CLASSES = ("positives", "negatives")
+
 
 class Run(NamedTuple):
     """The rows of every client: start[i] .. start[i] + size[i] - 1."""
@@ -52,16 +54,24 @@ class Clients:
         return replace(self, inputs=place(self.inputs), targets=place(self.targets), run=runs[0],
                        strata=tuple(runs[1:]))
 
-    def stratified(self) -> Clients:
-        """The same rows, each client's positives (target > 0) first, with a Run for positives and for negatives."""
-        owner = torch.repeat_interleave(torch.arange(self.count), self.run.size.cpu())
-        row = torch.cat([torch.arange(int(s), int(s) + int(n)) for s, n in zip(*self.run, strict=True)])
+    def stratified(self, strata: tuple[str, ...] = CLASSES) -> Clients:
+        """The same rows, each client's positives (target > 0) first, with a Run for positives and for negatives.
+
+        Strata called "rows" hold all rows of a client: they are drawn apart, and may meet.
+        """
+        if set(strata) == {"rows"}:
+            return replace(self, strata=(self.run,) * len(strata))
+        if strata != CLASSES:
+            raise SettingError(f"problem.strata = {strata}: must be {CLASSES} or {('rows', 'rows')}")
+        start, size = (part.cpu() for part in self.run)
+        owner = torch.repeat_interleave(torch.arange(self.count), size)
+        row = torch.arange(len(owner)) - (size.cumsum(0) - size - start)[owner]
         negative = (self.targets[row] <= 0).long()
         order = row[torch.argsort(owner * 2 + negative, stable=True)]
         size = torch.bincount(owner * 2 + negative, minlength=2 * self.count).reshape(-1, 2)
         start = torch.cat([torch.zeros(1, dtype=torch.int64), size.reshape(-1).cumsum(0)[:-1]]).reshape(-1, 2)
-        strata = tuple(Run(start[:, s].contiguous(), size[:, s].contiguous()) for s in (0, 1))
-        return Clients(self.inputs[order], self.targets[order], Run(strata[0].start, size.sum(1)), strata)
+        runs = tuple(Run(start[:, s].contiguous(), size[:, s].contiguous()) for s in (0, 1))
+        return Clients(self.inputs[order], self.targets[order], Run(runs[0].start, size.sum(1)), runs)
 
 
 def clients_from_arrays(inputs: Any, targets: Any, client: Any) -> Clients:

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fedsaddle.contracts import Average, Cohort, Draw, NobodyAnswered, Problem, Work, as_draw
+from fedsaddle.contracts import Average, Cohort, Draw, NobodyAnswered, Point, Problem, Work, as_draw
 from fedsaddle.engine.ledger import Size, Traffic, size_of, traffic_of
+from fedsaddle.engine.oracle import ProblemOracle
 from fedsaddle.maths import keys
 from fedsaddle.maths.keys import Purpose
 from fedsaddle.maths.trees import leaves, lift, map_leaves
@@ -51,6 +52,7 @@ class Engine(Protocol):
     device: torch.device
     dtype: torch.dtype
     batch_size: int
+    oracle: ProblemOracle
 
     def pose(self, problem: Problem) -> None:
         """Set the problem: again, once its constants are known."""
@@ -131,6 +133,9 @@ class EngineFederation:
         self, work: Work, message: Any, cohort: Cohort, batches: int | Draw, personal: Sequence[str] = (),
     ) -> Average:
         return self.average(work, message, cohort, batches, personal, collect=("*",))
+
+    def project(self, z: Point) -> Point:
+        return self.engine.oracle.project(z)
 
     def randint(self, low: int, high: int) -> int:
         return keys.randint(self._key(), low, high)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.utils import _pytree as pytree
 
-from fedsaddle.contracts import Point, Problem
+from fedsaddle.contracts import Pair, Point, Problem, Scores, SettingError
 
 
 class ProblemOracle:
@@ -34,24 +34,43 @@ class ProblemOracle:
         x, y = _Gradient.apply(_Rule(self._one, form), z.x, z.y, *leaves)  # type: ignore[no-untyped-call]
         return Point(x, y)
 
+    def scores(self, z: Point, pair: Pair) -> tuple[Tensor, Tensor]:
+        score = self._coupled().scores
+        return score(z.x, pair[0]), score(z.x, pair[1])
+
+    def active(self, z: Point, pair: Pair, old: tuple[Scores, Scores]) -> tuple[Point, tuple[Tensor, Tensor]]:
+        leaves, form = pytree.tree_flatten((pair, old))
+
+        def loss(x: Tensor, y: Tensor, both: Any) -> Any:
+            return self._coupled().active_loss(x, y, *both)
+
+        rule = _Rule(grad(loss, argnums=(0, 1), has_aux=True), form)
+        x, y, *scores = _Gradient.apply(rule, z.x, z.y, *leaves)  # type: ignore[no-untyped-call]
+        return Point(x, y), (scores[0], scores[1])
+
+    def _coupled(self) -> Any:
+        if not hasattr(self.problem, "active_loss"):
+            raise SettingError(f"problem {type(self.problem).__name__}: has no pairs of rows across clients, which "
+                               "this algorithm is for; choose the problem pairwise or metric, or another algorithm")
+        return self.problem
+
     def project(self, z: Point) -> Point:
         return self._project(z) if self._project else z
 
 
 class _Rule:
-    """The gradient of one client as a function of flat arguments."""
+    """The gradient of one client as a function of flat arguments, with flat results."""
 
     def __init__(self, one: Any, form: Any) -> None:
         self.one, self.form = one, form
 
-    def __call__(self, x: Tensor, y: Tensor, *leaves: Tensor) -> tuple[Tensor, Tensor]:
-        gx, gy = self.one(x, y, pytree.tree_unflatten(list(leaves), self.form))
-        return gx, gy
+    def __call__(self, x: Tensor, y: Tensor, *leaves: Tensor) -> tuple[Tensor, ...]:
+        return tuple(pytree.tree_leaves(self.one(x, y, pytree.tree_unflatten(list(leaves), self.form))))
 
 
 class _Gradient(torch.autograd.Function):
     @staticmethod
-    def forward(rule: _Rule, *values: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(rule: _Rule, *values: Tensor) -> tuple[Tensor, ...]:
         return rule(*values)
 
     @staticmethod
@@ -60,4 +79,5 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], rule: _Rule, *values: Tensor) -> Any:
-        return vmap(rule, in_dims=in_dims[1:])(*values), (0, 0)
+        results = vmap(rule, in_dims=in_dims[1:])(*values)
+        return results, (0,) * len(results)

@@ -1,7 +1,8 @@
 """The simulation: the clients of an ask run together under `vmap`, in chunks, with running sums.
 
 Memory is bounded by the chunk. Draws are keyed by client, so the chunk never changes a result beyond
-rounding. Clients are cut into chunks by size where all their rows are needed, to waste little padding.
+rounding. Clients are cut into chunks by size where all their rows are needed, to waste little padding; where rows
+interact, as in batch norm, clients of different sizes never share a chunk, so that no statistic sees padding.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from fedsaddle.engine.ledger import Size, size_of
 from fedsaddle.engine.oracle import ProblemOracle
 from fedsaddle.engine.states import ClientStates
 from fedsaddle.maths.trees import leaves, map_leaves
+from fedsaddle.models.checks import mixes_rows
 
 CHUNK_BYTES = 256 << 20  # what a chunk's data and variables may take when the chunk is chosen automatically
 CHUNK_CLIENTS = {"cpu": 64, "cuda": 4096}
@@ -39,6 +41,7 @@ class Simulation:
     def pose(self, problem: Problem) -> None:
         self.form = Form(self.batch_size, getattr(problem, "noise", 0), self.dtype)
         self.oracle = ProblemOracle(problem)
+        self.unpadded = mixes_rows(problem)
 
     def open(self, first_client: Any) -> None:
         self.states = ClientStates(first_client, self.clients.count, self.device)
@@ -85,7 +88,16 @@ class Simulation:
         """Positions in the ask, chunk by chunk."""
         sizes = self.clients.run.size[ask.ids.to(self.device)].cpu()
         order = torch.argsort(sizes, stable=True) if ask.draw.full else torch.arange(len(ask.ids))
-        yield from order.split(self.chunk or self._automatic(ask, sizes))
+        chunk = self.chunk or self._automatic(ask, sizes)
+        for alike in self._alike(ask, order) if ask.draw.full and self.unpadded else [order]:
+            yield from alike.split(chunk)
+
+    def _alike(self, ask: Ask, order: Tensor) -> Iterator[Tensor]:
+        """Positions of clients with equally many rows, in every stratum."""
+        runs = self.clients.strata or (self.clients.run,)
+        sizes = torch.stack([run.size[ask.ids.to(self.device)].cpu() for run in runs], 1)[order]
+        for size in torch.unique(sizes, dim=0):
+            yield order[(sizes == size).all(1)]
 
     def _automatic(self, ask: Ask, sizes: Tensor) -> int:
         rows = ask.draw.minibatches * self.batch_size + (int(sizes.max()) if ask.draw.full else 0)

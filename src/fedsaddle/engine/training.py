@@ -7,14 +7,15 @@ what to do with it (show it, write it, stop).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from fedsaddle.contracts import Algorithm, Batch, NobodyAnswered, Point, Problem, Rows
+from fedsaddle.contracts import Algorithm, NobodyAnswered, Point, Problem, Rows
 from fedsaddle.engine.federation import EngineFederation
 from fedsaddle.engine.ledger import Traffic
+from fedsaddle.metrics import primal
 
 Record = dict[str, Any]
 Measures = dict[str, dict[str, float]]  # data set -> measure -> value
@@ -100,14 +101,26 @@ def one_round(algorithm: Algorithm, federation: EngineFederation, progress: Prog
     return server, False
 
 
-def evaluator(problem: Problem, sets: dict[str, Rows]) -> Callable[[Point], tuple[Measures, list[str]]]:
-    """Measures of the problem's own kind on each data set, and alarms in words."""
+def evaluator(
+    problem: Problem, sets: dict[str, Rows], progress_steps: int = 0,
+    further: Sequence[tuple[str, Callable[[Point], dict[str, float]]]] = (),
+) -> Callable[[Point], tuple[Measures, list[str]]]:
+    """Measures of the problem's own kind on each data set, and alarms in words.
+
+    progress_steps: of ascent in y, for the primal value and its gradient; 0: not measured.
+    further: other measures, each with the name under which it is recorded.
+    """
 
     def evaluate(z: Point) -> tuple[Measures, list[str]]:
         measure = getattr(problem, "measure", None)
         measures = {name: measure(z, rows) if measure else pooled_loss(problem, z, rows) for name, rows in sets.items()}
+        for name, rows in sets.items():
+            if progress_steps and not {"primal", "primal_gradient"} <= measures[name].keys():
+                measures[name] = {**primal.measures(problem, z, rows, progress_steps), **measures[name]}
         alarm = getattr(problem, "alarms", None)
         alarms = [f"{name}: {text}" for name, values in measures.items() for text in (alarm(values) if alarm else [])]
+        for name, more in further:
+            measures[name] = {**measures.get(name, {}), **more(z)}
         return measures, alarms
 
     return evaluate
@@ -115,6 +128,5 @@ def evaluator(problem: Problem, sets: dict[str, Rows]) -> Callable[[Point], tupl
 
 @torch.no_grad()
 def pooled_loss(problem: Problem, z: Point, rows: Rows) -> dict[str, float]:
-    """The loss on all rows at once, for problems without measures of their own."""
-    weight = torch.full((len(rows.targets),), 1 / len(rows.targets), dtype=z.x.dtype, device=z.x.device)
-    return {"loss": float(problem.loss(z.x, z.y, Batch(*rows, weight)))}
+    """The loss on all rows, for problems without measures of their own."""
+    return {"loss": float(primal.Pooled(problem, rows, z.x.dtype).value(*z))}

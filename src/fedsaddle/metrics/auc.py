@@ -1,4 +1,4 @@
-"""Exact AUC and average precision of a set of scores, by one sort."""
+"""Exact AUC, partial AUC and average precision of a set of scores, by one sort."""
 
 from __future__ import annotations
 
@@ -19,6 +19,25 @@ def auc(scores: Tensor, positive: Tensor) -> float:
         return float("nan")
     doubled = int((false.diff() * (true[1:] + true[:-1])).sum())  # trapezoids under the ROC curve, times two
     return doubled / (2 * pairs)
+
+
+def partial_auc(scores: Tensor, positive: Tensor, max_fpr: float) -> float:
+    """The area under the ROC curve up to a false positive rate, scaled to 0.5 for chance and 1 at best (McClish).
+
+    nan where a class is missing or a score is nan.
+    """
+    if not 0 < max_fpr <= 1:
+        raise SettingError(f"partial AUC: max_fpr = {max_fpr} is no false positive rate; set it above 0 and at most 1")
+    true, false = _counts(scores, positive)
+    if not int(true[-1]) * int(false[-1]) or bool(scores.isnan().any()):
+        return float("nan")
+    tpr, fpr = true.double() / true[-1], false.double() / false[-1]
+    left, right, low, high = fpr[:-1], fpr[1:], tpr[:-1], tpr[1:]
+    width = (right.clamp(max=max_fpr) - left).clamp(min=0)
+    share = torch.where(right > left, width / (right - left).clamp(min=1e-300), 0)  # of the step, below max_fpr
+    area = float((width * (low + (high - low) * share / 2)).sum())
+    least = max_fpr**2 / 2
+    return 0.5 * (1 + (area - least) / (max_fpr - least))
 
 
 def average_precision(scores: Tensor, positive: Tensor) -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedsaddle.contracts import SettingError
+from fedsaddle.models.blocks import image
 
 SMALLEST = 16  # 16 -> 12 -> 6 -> 2 -> 1; a smaller image has nothing left after the second pool
 
@@ -16,13 +16,7 @@ class LeNet5:
     """conv 6, pool, conv 16, pool, then 120, 84 and the outputs; 28x28 images arrive there as 256 numbers."""
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-        if len(input_shape) != 3:
-            raise SettingError(f"model lenet5: inputs of shape {input_shape} are no images; give each row the shape "
-                               "(channels, height, width), or use the model mlp")
-        channels, *sides = input_shape
-        if min(sides) < SMALLEST:
-            raise SettingError(f"model lenet5: images of {sides[0]}x{sides[1]} are too small; it needs at least "
-                               f"{SMALLEST}x{SMALLEST}: enlarge the images, or use the model mlp")
+        channels, sides = image("lenet5", input_shape, SMALLEST)
         height, width = (((side - 4) // 2 - 4) // 2 for side in sides)
         return nn.Sequential(
             nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2),

@@ -3,6 +3,12 @@
 f_i(w, a, b; alpha) = mean over client i's rows of
   (1-p)(h-a)^2 [pos] + p(h-b)^2 [neg] + 2(1+alpha)(p h [neg] - (1-p) h [pos]) - p(1-p) alpha^2
 with h the score of a row. At the saddle a and b are the mean scores of the two classes, and alpha = b - a.
+
+The margin form (AUC-M; Yuan, Yan, Sonka, Yang 2021, "Large-scale robust deep AUC maximization") no longer pushes
+classes that lie m apart: with alpha >= 0,
+  (1-p)(h-a)^2 [pos] + p(h-b)^2 [neg] + 2 alpha (p(1-p) m + p h [neg] - (1-p) h [pos]) - p(1-p) alpha^2,
+which at its saddle is p(1-p) (variance of the positives' scores + that of the negatives' + max(0, m - a + b)^2).
+Without alpha >= 0 and with m = 1 it is the square form, alpha one larger, plus p(1-p).
 """
 
 from __future__ import annotations
@@ -53,18 +59,24 @@ class AUC:
 
     net: nn.Module
     score: str = setting("sigmoid", "how the net's output becomes a score h", choices=tuple(SCORES))
+    form: str = setting("square", "the square loss of all pairs, or the margin form of AUC-M",
+                        choices=("square", "margin"))
+    margin: float = setting(1.0, "m of the margin form: how far apart the classes' mean scores are pushed", above=0)
+    outputs: int = setting(2, "outputs of a net with the softmax score; class 1 is the score", at_least=2)
     p: float | None = setting(None, "share of positives, between 0 and 1; left out, the clients are asked once with "
                                     "the objective's weights", above=0.0)
     headline = "auc"
 
     @staticmethod
     def pose(settings: dict[str, Any], materials: Materials) -> AUC:
-        return AUC(materials.net(2 if settings["score"] == "softmax" else 1), **settings)
+        return AUC(materials.net(settings["outputs"] if settings["score"] == "softmax" else 1), **settings)
 
     def __post_init__(self) -> None:
         check_module(self.net)
         if self.score not in SCORES:
             raise SettingError(f"problem.score: unknown score {self.score!r}; choose one of {', '.join(SCORES)}")
+        if self.form not in ("square", "margin"):
+            raise SettingError(f"problem.form: unknown form {self.form!r}; choose square or margin")
         if self.p is not None and not 0 < self.p < 1:
             raise SettingError(f"problem.p: {self.p} is no share of positives; set it strictly between 0 and 1, or "
                                "leave it out to have the clients asked for it")
@@ -74,10 +86,13 @@ class AUC:
         return Point(torch.cat([weights, weights.new_zeros(2)]), weights.new_zeros(1))
 
     def loss(self, x: Tensor, y: Tensor, batch: Batch) -> Tensor:
-        return (batch.weight * self._terms(self.scores(x, batch.inputs), batch.targets, x[-2], x[-1], y[0])).sum()
+        return (batch.weight * self._terms(self.scores(x, batch), batch.targets, x[-2], x[-1], y[0])).sum()
 
-    def scores(self, x: Tensor, inputs: Tensor) -> Tensor:
+    def scores(self, x: Tensor, batch: Batch) -> Tensor:
         """One score h a row."""
+        return self._score(x, batch.inputs)
+
+    def _score(self, x: Tensor, inputs: Tensor) -> Tensor:
         output = flat.call(self.net, x[:-2], inputs)
         shape, rows = tuple(output.shape), len(inputs)
         if self.score == "softmax":
@@ -99,8 +114,26 @@ class AUC:
         p = self._share()
         pos = (targets > 0).to(h.dtype)
         neg = 1 - pos
-        return ((1 - p) * (h - a) ** 2 * pos + p * (h - b) ** 2 * neg
-                + 2 * (1 + alpha) * (p * h * neg - (1 - p) * h * pos) - p * (1 - p) * alpha**2)
+        lean = p * h * neg - (1 - p) * h * pos
+        coupled = (1 + alpha) * lean if self.form == "square" else alpha * (p * (1 - p) * self.margin + lean)
+        return (1 - p) * (h - a) ** 2 * pos + p * (h - b) ** 2 * neg + 2 * coupled - p * (1 - p) * alpha**2
+
+    def _alpha(self, h: Tensor, targets: Tensor) -> Tensor:
+        """The maximiser over alpha, every row weighing the same."""
+        p = self._share()
+        apart = torch.where(targets > 0, -(1 - p) * h, p * h).mean() / (p * (1 - p))  # b - a where p is the rows' share
+        return apart if self.form == "square" else (self.margin + apart).clamp(min=0)
+
+    def best_response(self, z: Point, rows: Rows) -> Tensor:
+        """y*(x) = (alpha*,) on these rows."""
+        return self._alpha(self._pooled(z.x, rows.inputs).double(), rows.targets)[None].to(z.y)
+
+    def project(self, z: Point) -> Point:
+        return z if self.form == "square" else Point(z.x, z.y.clamp(min=0))
+
+    @torch.no_grad()
+    def _pooled(self, x: Tensor, inputs: Tensor) -> Tensor:
+        return torch.cat([self._score(x, part) for part in torch.split(inputs, SLICE)])
 
     def _share(self) -> float:
         if self.p is None:
@@ -129,12 +162,9 @@ class AUC:
     @torch.no_grad()
     def measure(self, z: Point, rows: Rows) -> dict[str, float]:
         """AUC, the minimax loss at z and its maximum over alpha (`primal`), every row weighing the same."""
-        scores = torch.cat([self.scores(z.x, part) for part in torch.split(rows.inputs, SLICE)])
+        scores, positive = self._pooled(z.x, rows.inputs), rows.targets > 0
         h, (a, b), alpha = scores.double(), z.x[-2:].double(), z.y[0].double()
-        p, positive = self._share(), rows.targets > 0
-        # f is -p(1-p) alpha^2 + 2 alpha lean + terms without alpha
-        lean = torch.where(positive, -(1 - p) * h, p * h).mean()
-        best = lean / (p * (1 - p))
+        best = self._alpha(h, rows.targets)
         return {
             "auc": auc(scores, positive),
             "objective": float(self._terms(h, rows.targets, a, b, alpha).mean()),

@@ -54,9 +54,14 @@ def solve(q: Coefficients) -> Point:
 
 def gap(q: Coefficients, x: Tensor, y: Tensor) -> Tensor:
     """max over y' of f(x, y') minus min over x' of f(x', y): zero at the saddle and nowhere else."""
-    best_y = torch.linalg.solve(q.C, q.B.T @ x - q.c)
     best_x = -torch.linalg.solve(q.A, q.B @ y + q.a)
-    return value(q, x, best_y) - value(q, best_x, y)
+    return value(q, x, response(q, x)) - value(q, best_x, y)
+
+
+def response(q: Coefficients, x: Tensor) -> Tensor:
+    """y*(x), the maximiser over y."""
+    best: Tensor = torch.linalg.solve(q.C, q.B.T @ x - q.c)
+    return best
 
 
 def coefficients(clients: Any, weights: Tensor, dimension_x: int, dimension_y: int) -> Coefficients:
@@ -105,14 +110,18 @@ class Quadratic:
 
     @torch.no_grad()
     def measure(self, z: Point, rows: Rows) -> dict[str, float]:
-        """With `mean`: objective, duality gap and relative distance to the saddle. Without: the rows' mean loss."""
+        """With `mean`: objective, duality gap, primal value and gradient, and relative distance to the saddle.
+        Without: the rows' mean loss."""
         z = Point(z.x.cpu().double(), z.y.cpu().double())
         if self.mean is None:
             inputs, targets = rows.inputs.cpu().double().mean(0), rows.targets.cpu().double().mean(0)
             return {"objective": float(value(unpack(inputs, targets, self.dimension_x, self.dimension_y), *z))}
         best, first = solve(self.mean), self.first()
         start = Point(first.x.double(), first.y.double())
+        top = response(self.mean, z.x)
         return {"objective": float(value(self.mean, *z)), "gap": float(gap(self.mean, *z)),
+                "primal": float(value(self.mean, z.x, top)),
+                "primal_gradient": float(torch.linalg.vector_norm(gradient(self.mean, z.x, top).x)),
                 "distance": _norm(z - best) / _norm(start - best)}
 
     def named(self, z: Point) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@
     checkpoints/       the newest few states of the run
     model.safetensors  the solution: x, y, and under the names of the problem
     summary.json       how it ended; only there once the run is complete
+    preparation.json   for a table of one's own: how its columns become inputs
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,11 @@ class RunFolder:
                                "give another folder")
         self.path.mkdir(parents=True, exist_ok=True)
         replace_file(self.path / "run.toml", tomli_w.dumps(tables).encode())
+
+    def keep(self, files: Mapping[str, str]) -> None:
+        """Further files, by name: how the data were prepared."""
+        for name, text in files.items():
+            replace_file(self.path / name, text.encode())
 
     def append(self, record: dict[str, Any]) -> None:
         with (self.path / "records.jsonl").open("a", encoding="utf-8") as file:

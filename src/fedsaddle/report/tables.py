@@ -18,7 +18,8 @@ def comparison(runs: dict[str, list[dict[str, Any]]], headline: str) -> Table:
     budget = min(records[-1]["total"]["floats_up"] for records in runs.values())
     moments = {"equal floats": float(budget)} if len(runs) > 1 else {}
     moments["at the end"] = float("inf")
-    sets = list(dict.fromkeys(name for records in runs.values() for name in last_measures(records)))
+    shown = [(name, headline in values) for records in runs.values() for name, values in last_measures(records).items()]
+    sets = list(dict.fromkeys(name for name, has in shown if has or not any(found for _, found in shown)))
     table = Table(title=f"equal floats: {budget:,} received by the server" if len(runs) > 1 else None)
     table.add_column("method", no_wrap=True)
     for name in ("rounds", "skipped", "floats\nreceived"):

@@ -1,0 +1,54 @@
+"""FedAvg and Amplified FedAvg: local steps, then the mean; after a period its whole change counts more.
+
+The baselines of papers drfa and cyclic-auc. CyCP-FedAvg is FedAvg with cyclic participation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fedsaddle.contracts import Data, Federation, Oracle, Point, setting
+
+
+class Server(NamedTuple):
+    z: Point
+    hold: Point  # where the period started
+    period: int  # its number
+    round: int
+
+
+@dataclass(frozen=True)
+class FedAvg:
+    """Amplification 1 is FedAvg."""
+
+    eta: float = setting(0.1, "local step", above=0)
+    steps: int = setting(10, "local steps in a round", at_least=1)
+    asked: int | None = setting(None, "clients asked in a round; none: everyone", at_least=1)
+    amplification: float = setting(1.5, "g: at its end a period's change is multiplied by this", at_least=1)
+    period: int | None = setting(None, "P: rounds in a period; none: until every group was active once", at_least=1)
+
+    def first(self, z: Point, federation: Federation) -> Server:
+        return Server(z=z, hold=z, period=0, round=0)
+
+    def round(self, server: Server, federation: Federation) -> Server:
+        length = self.period or federation.cycle
+        server = self.enter(server, federation.round // length)  # the last round of a period may have been skipped
+        z = federation.average(self.local_steps, server.z, federation.cohort(self.asked), batches=self.steps).mean
+        server = server._replace(z=z, round=server.round + 1)
+        return self.enter(server, (federation.round + 1) // length)
+
+    def enter(self, server: Server, period: int) -> Server:
+        """Amplify where another period begins: hold + g (z - hold), written so that g = 1 leaves z as it is."""
+        if period == server.period:
+            return server
+        z = server.z + (self.amplification - 1) * (server.z - server.hold)
+        return server._replace(z=z, hold=z, period=period)
+
+    def local_steps(self, oracle: Oracle, z: Point, client: tuple[()], data: Data) -> tuple[Point, tuple[()]]:
+        for batch in data.minibatches:
+            z = oracle.project(z.step(oracle.gradient(z, batch), self.eta, self.eta))
+        return z, client
+
+    def solution(self, server: Server) -> Point:
+        return server.z

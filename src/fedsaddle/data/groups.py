@@ -1,0 +1,112 @@
+"""Partitions by what rows have in common: the value of an attribute, or a group of classes (papers: codasca)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsaddle.contracts import SettingError, setting
+from fedsaddle.data.deck import OUT, Deck, check, labels, shuffle
+
+
+@dataclass(frozen=True)
+class ByAttribute:
+    """Every client holds rows of one value of an attribute.
+
+    data.clients left out: one client for each value. As many times the values: so many clients share the rows of each.
+    Fewer than the values: those with the most rows, and the rest is left out.
+    """
+
+    attribute: str = setting("", "which attribute, such as gender, race, role or state; empty: the only one there is")
+
+    def natural(self, deck: Deck) -> int:
+        """The number of clients where none is set."""
+        return len(self._values(deck).unique())
+
+    def deal(self, deck: Deck, clients: int, seed: int) -> Tensor:
+        check(deck, clients)
+        value = self._values(deck)
+        present, size = torch.unique(value, return_counts=True)
+        each = max(1, clients // len(present))
+        if clients > len(present) and clients % len(present):
+            raise SettingError(f"data.clients = {clients}: is no multiple of the {len(present)} values of "
+                               f"{self._name(deck)!r}; set it to one, or to at most {len(present)}")
+        kept = torch.argsort(size, descending=True, stable=True)[: clients // each].sort().values
+        if int(size[kept].min()) < each:
+            raise SettingError(f"data.clients = {clients}: {each} clients would share the {int(size[kept].min())} rows "
+                               f"of one value of {self._name(deck)!r}; ask for fewer clients")
+        owner = torch.full_like(value, OUT)
+        order = shuffle(len(value), seed)
+        for i, number in enumerate(present[kept].tolist()):
+            rows = order[value[order] == number]
+            owner[rows] = i * each + torch.arange(len(rows)) * each // len(rows)
+        return owner
+
+    def _name(self, deck: Deck) -> str:
+        known = sorted(deck.attributes)
+        if not self.attribute and len(known) == 1:
+            return known[0]
+        if self.attribute not in deck.attributes:
+            raise SettingError(f"data.partition.attribute = {self.attribute!r}: the data set has "
+                               + (f"the attributes {', '.join(known)}; choose one" if known else
+                                  "no attributes; choose another partition, such as label-sorted"))
+        return self.attribute
+
+    def _values(self, deck: Deck) -> Tensor:
+        return deck.attributes[self._name(deck)]
+
+
+@dataclass(frozen=True)
+class ClassGroups:
+    """Disjoint groups of classes: the IH construction of the codasca paper.
+
+    The classes of data.positive and the others are each shuffled and cut into as many groups as there are clients;
+    with fewer classes than clients, neighbours share the rows of a class. Then positives are removed at random.
+    """
+
+    imratio: float = setting(0.1, "share of positives left at every client; a client that has fewer keeps all, and 1 "
+                             "removes none", above=0.0, at_most=1.0)
+
+    def deal(self, deck: Deck, clients: int, seed: int) -> Tensor:
+        check(deck, clients)
+        if deck.positive is None or bool(deck.positive.all()) or not bool(deck.positive.any()):
+            raise SettingError("data.partition = 'class-groups': needs positive and negative classes; set "
+                               "data.positive to the positive ones, such as [0, 1, 2, 3, 4]")
+        owner = torch.full_like(labels(deck), OUT)
+        for half, mine in enumerate((deck.positive, ~deck.positive)):
+            kinds = deck.targets[mine].unique()
+            kinds = kinds[shuffle(len(kinds), seed, 7 + half)]
+            for client, (kind, part, parts) in enumerate(_shares(len(kinds), clients)):
+                rows = torch.isin(deck.targets, kinds[kind]).nonzero().flatten()
+                owner[rows[len(rows) * part // parts : len(rows) * (part + 1) // parts]] = client
+        if self.imratio < 1:
+            owner[_surplus(owner, deck.positive, self.imratio, clients, seed)] = OUT
+        size = torch.bincount(owner[owner != OUT], minlength=clients)
+        if not bool(size.all()):
+            raise SettingError(f"data.clients = {clients}: client {int(size.argmin())} is left without rows; ask for "
+                               "fewer clients, or raise data.partition.imratio")
+        return owner
+
+
+def _shares(classes: int, clients: int) -> list[tuple[list[int], int, int]]:
+    """For every client its classes, and which of how many equal parts of their rows it gets."""
+    if clients <= classes:
+        groups: list[list[int]] = [[] for _ in range(clients)]
+        for kind in range(classes):
+            groups[kind * clients // classes].append(kind)
+        return [(group, 0, 1) for group in groups]
+    kinds = [client * classes // clients for client in range(clients)]
+    return [([kind], kinds[:client].count(kind), kinds.count(kind)) for client, kind in enumerate(kinds)]
+
+
+def _surplus(owner: Tensor, positive: Tensor, imratio: float, clients: int, seed: int) -> Tensor:
+    """The positives to remove, at random, so that no client has a larger share of them."""
+    order = shuffle(len(owner), seed, 2)
+    removed = []
+    for client in range(clients):
+        mine = order[(owner == client)[order]]
+        positives = mine[positive[mine]]
+        removed.append(positives[round(imratio / (1 - imratio) * (len(mine) - len(positives))) :])
+    return torch.cat(removed)

@@ -1,0 +1,101 @@
+"""Inception Score (Salimans et al. 2016) and Fréchet distance (Heusel et al. 2017) of generated images.
+
+Both are judged by a classifier. Papers on small images train it on the same data, and so does `fedsaddle classifier`:
+the numbers compare methods under one classifier, and never with numbers of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import reduce
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedsaddle.contracts import SettingError
+
+SAMPLES = 10_000  # images that the papers draw
+Judge = Callable[[Tensor], tuple[Tensor, Tensor]]  # images -> features [rows, d], class probabilities [rows, classes]
+
+
+class Moments(NamedTuple):
+    """Mean and covariance (divided by the rows less one) of features, in float64."""
+
+    rows: int
+    mean: Tensor
+    covariance: Tensor
+
+
+class Seen(NamedTuple):
+    """What a judge says about a set of images."""
+
+    probabilities: Tensor
+    moments: Moments
+
+
+@torch.no_grad()
+def judged(judge: Judge, batches: Iterable[Tensor]) -> Seen:
+    """Show the images to the judge, batch by batch."""
+    probabilities, parts = [], []
+    for images in batches:
+        features, classes = judge(images)
+        probabilities.append(classes.double().cpu())
+        parts.append(moments(features))
+    if not parts:
+        raise SettingError("images: there are none to judge; give at least one batch")
+    return Seen(torch.cat(probabilities), reduce(combined, parts))
+
+
+def inception_score(probabilities: Tensor, splits: int = 10) -> tuple[float, float]:
+    """exp of the mean KL divergence between an image's classes and those of all: mean and deviation over splits.
+
+    Between 1 and the number of classes.
+    """
+    if not 1 <= splits <= len(probabilities):
+        raise SettingError(f"inception score: {splits} splits of {len(probabilities)} images; give each one an image")
+    scores = []
+    for part in torch.tensor_split(probabilities.double(), splits):
+        divergence = torch.special.entr(part.mean(0)).sum() - torch.special.entr(part).sum(1).mean()
+        scores.append(divergence.exp())
+    found = torch.stack(scores)
+    return float(found.mean()), float(found.std(correction=0))
+
+
+def moments(features: Tensor) -> Moments:
+    values = features.double().cpu()
+    centred = values - values.mean(0)
+    return Moments(len(values), values.mean(0), centred.T @ centred / max(1, len(values) - 1))
+
+
+def combined(one: Moments, other: Moments) -> Moments:
+    """The moments of both sets together."""
+    rows, apart = one.rows + other.rows, other.mean - one.mean
+    scatter = (one.rows - 1) * one.covariance + (other.rows - 1) * other.covariance
+    between = torch.outer(apart, apart) * (one.rows * other.rows / rows)
+    return Moments(rows, one.mean + apart * (other.rows / rows), (scatter + between) / max(1, rows - 1))
+
+
+def frechet_distance(one: Moments, other: Moments) -> float:
+    """|m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)).
+
+    C1 C2 has the eigenvalues of R C2 R with R the root of C1: symmetric, so that no root of a general matrix is needed
+    and rounding cannot make it complex.
+    """
+    root = _root(one.covariance)
+    shared = torch.linalg.eigvalsh(root @ other.covariance @ root).clamp(min=0).sqrt().sum()
+    apart = (one.mean - other.mean).square().sum()
+    return float(apart + one.covariance.trace() + other.covariance.trace() - 2 * shared)
+
+
+def image_measures(made: Seen, real: Moments) -> dict[str, float]:
+    """As measures of a run."""
+    score, deviation = inception_score(made.probabilities, min(10, len(made.probabilities)))
+    return {"inception_score": score, "inception_score_deviation": deviation,
+            "fid": frechet_distance(made.moments, real)}
+
+
+def _root(matrix: Tensor) -> Tensor:
+    values, directions = torch.linalg.eigh(matrix)
+    root: Tensor = directions * values.clamp(min=0).sqrt() @ directions.T
+    return root
