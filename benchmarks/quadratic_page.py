@@ -22,7 +22,7 @@ import numpy as np
 from rich.progress import Progress
 
 PAGE = Path(__file__).parent.parent / "docs" / "theory"
-CLIENTS, DIMENSION, ROUNDS, ETA = 20, 5, 150, 0.05
+CLIENTS, DIMENSION, ROUNDS, ETA = 20, 5, 100, 0.05
 STEPS, LEVELS, SEEDS = (1, 5, 20), (0.0, 0.5, 2.0), (0, 1, 2)
 COHORTS = (1, 2, 5, 10, 20)
 
@@ -79,7 +79,7 @@ def jobs() -> dict[str, tuple[Any, ...]]:
         settings = {"eta": ETA, "gamma": ETA, "steps": 5, "asked": S}
         if name == "cdma-ada":
             settings |= {"rho": 1 / 3, "c_alpha": 1.0, "eta": 4 * ETA, "gamma": 4 * ETA}
-        everything[f"cohort {name}|{S}|{seed}"] = (name, settings, 0.5, seed, 400)
+        everything[f"cohort {name}|{S}|{seed}"] = (name, settings, 0.5, seed, 300)
     return everything
 
 

@@ -1,6 +1,7 @@
 """The kinds of problem of the papers: each loss against a loop in plain NumPy or a closed form, measures against
 ascent by hand, and simulation against reference on unequal clients with drop-outs."""
 
+import os
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,17 +11,20 @@ from scipy.optimize import minimize
 from scipy.stats import wasserstein_distance
 from torch import nn
 from torch.func import grad
+from typer.testing import CliRunner
 
-from fedsaddle import testing, train
-from fedsaddle.assemble import deal, pose
-from fedsaddle.config import settle
+from fedsaddle import recipes, testing, train
+from fedsaddle.assemble import deal, job_from_settings, pose
+from fedsaddle.cli import app
+from fedsaddle.config import read, settle
 from fedsaddle.contracts import Batch, Point, Rows, SettingError
 from fedsaddle.data.clients import clients_from_list
 from fedsaddle.engine.simulation import Simulation
 from fedsaddle.metrics.primal import SLICE, Pooled, climb, primal
 from fedsaddle.metrics.sliced import sliced_wasserstein
-from fedsaddle.problems import AUC, GAN, Agnostic, Pairwise, Quadratic, Robust
+from fedsaddle.problems import AUC, GAN, PROBLEMS, Agnostic, Pairwise, Quadratic, Robust
 from fedsaddle.problems.quadratic import coefficients
+from fedsaddle.runs import carry_out
 
 SIZES = (2, 3, 20, 9, 31, 7, 8, 25, 14, 5)
 
@@ -404,6 +408,70 @@ def test_equal_clients_share_a_chunk_where_rows_interact():
     engine._vectorised = lambda ask, part, *rest: (seen.append(part.tolist()), plain(ask, part, *rest))[1]
     testing.finished(start._replace(plan=start.plan._replace(rounds=1)))
     assert seen == [[0, 2, 3], [1, 4]]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_on_cuda(kind):
+    method = testing.trial("drfa" if "agnostic" in kind else "cdma-ada")
+    expected = testing.final_state(method, KINDS[kind](), engine="reference", rounds=4)
+    testing.compare(testing.final_state(method, KINDS[kind](), device="cuda", rounds=4), expected, kind, 1e-9)
+    problem, clients = KINDS[kind]()
+    result = train(method, problem, clients, rounds=1, device="cuda", dtype="float64", progress=True)
+    assert all(np.isfinite(value) for value in result.measures["train"].values())
+
+
+# the recipes of these kinds
+
+RECIPES = {  # name: one of its methods, assignments that make it cheap, its measure, whether that is better when lower
+    "cdma/robust-mnist": ("CDMA-ADA", {"problem.steps": 1, "run.rounds": 8}, "robust_loss", True),
+    "cdma/robust-fashion": ("CDMA-ADA", {"problem.steps": 1, "run.rounds": 8}, "robust_loss", True),
+    "cdma/gan-mnist": ("CDMA-NC", {"asked": 1, "gamma": 0.05, "run.rounds": 1}, "discriminator_loss", True),
+    "cdma/gan-fashion": ("CDMA-NC", {"asked": 1, "gamma": 0.05, "run.rounds": 1}, "discriminator_loss", True),
+    "drfa/fashion": ("DRFA-all", {"run.rounds": 10}, "accuracy", False),
+    "drfa/adult-gender": ("DRFA", {"run.rounds": 10}, "accuracy", False),
+    "drfa/adult-race": ("DRFA", {"run.rounds": 10}, "accuracy", False),
+    "drfa/shakespeare": ("DRFA", {"asked": 2, "run.rounds": 1}, "accuracy", False),
+    "cyclic-auc/mammography": ("CyCP-Pairwise", {"run.rounds": 40}, "auc", False),
+}
+
+
+def recipe(name, label="", **assignments):
+    tables = read(recipes.path(name))
+    texts = [f"algorithms.{label}.{key}={value}" if "." not in key else f"{key}={value}"
+             for key, value in assignments.items()]
+    return settle(tables, texts if label else ())
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_are_right_and_say_what_they_are_for(name):
+    settings = recipe(name)
+    assert len(settings.algorithms) >= 4 and 20 < len(recipes.about(name)) <= 120
+    measure = settings.run.headline or PROBLEMS[settings.problem.name].headline
+    assert measure in ("robust_loss", "sliced_wasserstein", "accuracy_worst", "auc")
+
+
+@pytest.mark.skipif(not os.environ.get("FEDSADDLE_DATA"), reason="set FEDSADDLE_DATA to the folder of the data sets")
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_start_and_their_measure_improves(name, monkeypatch):
+    monkeypatch.setattr("fedsaddle.problems.gan.SEEN", 256)
+    label, cheap, measure, lower = RECIPES[name]
+    settings = recipe(name, label, **{"run.evaluate_every": 100, "run.per_client": "false", **cheap})
+    job = job_from_settings(settings, label)
+    before = job.evaluate(job.algorithm.solution(job.progress.server))[0]["test"][measure]
+    result = carry_out(job, settings.run)
+    change = result.measures["test"][measure] - before
+    assert (-change if lower else change) > 0
+
+
+def test_one_method_of_several_and_the_measure_to_show(tmp_path):
+    few = ["--set", "run.rounds=1", "--set", "run.per_client=true", "--set", "run.headline=loss_worst"]
+    done = CliRunner().invoke(app, ["run", "digits-auc", *few, "--only", "CDMA-NC", "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    assert [path.name for path in (tmp_path / "run").iterdir() if path.is_dir()] == ["CDMA-NC"]
+    assert "loss_worst" in done.output
+    wrong = CliRunner().invoke(app, ["run", "digits-auc", "--only", "CDMA-N", "--out", str(tmp_path / "other")])
+    assert "did you mean 'CDMA-NC'" in str(wrong.exception) and not (tmp_path / "other").exists()
 
 
 # progress that means something

@@ -45,7 +45,7 @@ class CODA:
     """Descent-ascent in stages, averaged every I steps."""
 
     eta: float = setting(0.1, "eta_0: step of v and alpha in the first stage", above=0)
-    steps: int = setting(32, "I: local steps in a round of the first stage", at_least=1)
+    steps: int = stages.steps()
     batches: int = setting(1, "minibatches averaged in a step's gradient: the batch has M = this times run.batch_size "
                            "rows", at_least=1)
     asked: int | None = setting(None, "clients asked in a round; none: everyone", at_least=1)

@@ -45,7 +45,7 @@ class CODASCA:
 
     eta: float = setting(0.1, "eta_l: local step of v and alpha in the first stage", above=0)
     eta_global: float = setting(1.0, "eta_g: step along the averaged change", above=0)
-    steps: int = setting(32, "I: local steps in a round of the first stage", at_least=1)
+    steps: int = stages.steps()
     asked: int | None = setting(None, "clients asked in a round; none: everyone", at_least=1)
     proximal: float = stages.proximal()
     stage_rounds: int | None = setting(None, "R: rounds in the first stage; none: one stage", at_least=1)

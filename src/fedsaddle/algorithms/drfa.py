@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedsaddle.algorithms import mixture
-from fedsaddle.algorithms.mixture import Loss, Pull, Server
+from fedsaddle.algorithms import mixture, regularisers
+from fedsaddle.algorithms.mixture import Loss, Server
+from fedsaddle.algorithms.regularisers import Pull
 from fedsaddle.contracts import Data, Federation, Number, Oracle, Point, setting
 
 
@@ -25,7 +26,10 @@ class Local(NamedTuple):
 
 @dataclass(frozen=True)
 class DRFA:
-    """Clients are drawn by lambda, which rises where the loss of a random snapshot is high."""
+    """Clients are drawn by lambda, which rises where the loss of a random snapshot is high.
+
+    In DRFA-Prox a regulariser pulls lambda back to a prior.
+    """
 
     eta: float = setting(0.1, "step of the model", above=0)
     gamma: float = setting(0.008, "step of lambda, per local step", above=0)
@@ -34,16 +38,16 @@ class DRFA:
     everyone: bool = setting(False, "all clients train and lambda weighs their models: the limit of many draws")
     output: str = mixture.output()
     regulariser: str = setting("none", "D: half the squared distance to the prior, the KL divergence from it, the "
-                               "p-norm distance, optimal transport", choices=("none", *mixture.PROXIMAL))
-    strength: float = mixture.strength()
-    prior: tuple[float, ...] = mixture.prior()
+                               "p-norm distance, optimal transport", choices=("none", *regularisers.PROXIMAL))
+    strength: float = regularisers.strength()
+    prior: tuple[float, ...] = regularisers.prior()
     norm: float = setting(2.0, "p of the p-norm distance", at_least=1, at_most=100)
     metric: str = setting("discrete", "distances between clients for transport: discrete (all 1), line (|i - j| / N) "
                           "or the path of a CSV file with a row of distances per client")
 
     def first(self, z: Point, federation: Federation) -> Server:
         if self.regulariser == "transport" and self.metric != "discrete":
-            mixture.cost(self.metric, federation.num_clients)  # a wrong file is found here
+            regularisers.cost(self.metric, federation.num_clients)  # a wrong file is found here
         return mixture.first(z, federation, self.prior, self.output)
 
     def round(self, server: Server, federation: Federation) -> Server:
@@ -54,11 +58,11 @@ class DRFA:
         losses = federation.collect(self.evaluate, model.snapshot, uniform, batches=1)
         v = mixture.slope(losses, federation, server.mixture)
         step = self.steps * self.gamma
-        weights = mixture.ascend(server.mixture + step * v, step, self.pull(server, federation))
+        weights = regularisers.ascend(server.mixture + step * v, step, self.pull(server, federation))
         return Server(model.z, weights, mixture.averaged(server, model.iterates), round=server.round + 1)
 
     def pull(self, server: Server, federation: Federation) -> Pull:
-        prior = mixture.distribution(self.prior, federation.num_clients, server.z.x)
+        prior = regularisers.distribution(self.prior, federation.num_clients, server.z.x)
         return Pull(self.regulariser, self.strength, prior, self.norm, self.metric)
 
     def local_steps(self, oracle: Oracle, go: Go, client: tuple[()], data: Data) -> tuple[Local, tuple[()]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from fedsaddle.algorithms import mixture
-from fedsaddle.algorithms.mixture import Loss, Pull, Server
+from fedsaddle.algorithms import mixture, regularisers
+from fedsaddle.algorithms.mixture import Loss, Server
+from fedsaddle.algorithms.regularisers import Pull
 from fedsaddle.contracts import ALL, Data, Federation, Oracle, Point, setting
 from fedsaddle.maths import projections
 
@@ -29,8 +30,8 @@ class DRFAGA:
     average_from: int = setting(0, "rounds before the average begins; in Theorem 5 half of them", at_least=0)
     regulariser: str = setting("squared", "D: half the squared distance to the prior, or the KL divergence from it",
                                choices=("none", "squared", "kl"))
-    strength: float = mixture.strength()
-    prior: tuple[float, ...] = mixture.prior()
+    strength: float = regularisers.strength()
+    prior: tuple[float, ...] = regularisers.prior()
 
     def first(self, z: Point, federation: Federation) -> Server:
         return mixture.first(z, federation, self.prior, self.output)
@@ -40,8 +41,8 @@ class DRFAGA:
         model = federation.average(self.local_steps, server.z, drawn, batches=self.steps).mean
         losses = federation.collect(self.evaluate, server.z, federation.everyone(), ALL)
         f = mixture.slope(losses, federation, server.mixture)
-        prior = mixture.distribution(self.prior, federation.num_clients, server.z.x)
-        g = mixture.gradient(server.mixture, Pull(self.regulariser, self.strength, prior))
+        prior = regularisers.distribution(self.prior, federation.num_clients, server.z.x)
+        g = regularisers.gradient(server.mixture, Pull(self.regulariser, self.strength, prior))
         weights = projections.simplex(server.mixture + self.gamma * (f + g))
         average = mixture.averaged(server, model.iterates, self.average_from)
         return Server(model.z, weights, average, round=server.round + 1)

@@ -20,7 +20,10 @@ class Server(NamedTuple):
 
 @dataclass(frozen=True)
 class FedAvg:
-    """Amplification 1 is FedAvg."""
+    """Local steps, then the mean; a period's change is amplified at its end (in FedAvg by 1: not at all).
+
+    Groups of clients that take turns (CyCP-FedAvg) are a participation: select = "cyclic".
+    """
 
     eta: float = setting(0.1, "local step", above=0)
     steps: int = setting(10, "local steps in a round", at_least=1)

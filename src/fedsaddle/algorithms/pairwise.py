@@ -46,15 +46,13 @@ class CyCPPairwise:
     """A client's own rows are active in its gradients; the rows of others are passive, by their last scores."""
 
     eta: float = setting(0.1, "eta_0: step in the first stage", above=0)
-    steps: int = setting(32, "I: local steps in a round of the first stage", at_least=1)
-    asked: int | None = setting(None, "M: clients asked of the active group; none: all of it", at_least=1)
-    stage_epochs: int | None = setting(10, "E_0: epochs in the first stage, each a visit to every group; none: one "
-                                       "stage", at_least=1)
+    steps: int = stages.steps()
+    asked: int | None = stages.of_the_group()
+    stage_epochs: int | None = stages.epochs()
     decay: float = stages.decay(0.5)
     growth: float = stages.growth()
     lengthening: float = stages.lengthening(2.0)
-    output: str = setting("mean", "a stage ends with the mean of its group averages or with the last one",
-                          choices=("mean", "last"))
+    output: str = stages.of_groups()
 
     def first(self, z: Point, federation: Federation) -> Server:
         none = pools.empty(z)

@@ -13,6 +13,23 @@ from torch import Tensor
 from fedsaddle.contracts import Number, Point, setting
 
 
+def steps() -> Any:
+    return setting(32, "I: local steps in a round of the first stage", at_least=1)
+
+
+def of_the_group() -> Any:
+    return setting(None, "M: clients asked of the active group; none: all of it", at_least=1)
+
+
+def epochs() -> Any:
+    return setting(10, "E_0: epochs in the first stage, each a visit to every group; none: one stage", at_least=1)
+
+
+def of_groups() -> Any:
+    return setting("mean", "a stage ends with the mean of its group averages or with the last one",
+                   choices=("mean", "last"))
+
+
 def proximal() -> Any:
     return setting(0.0, "gamma: weight of gamma/2 |v - v_0|^2, v_0 the start of the stage", at_least=0)
 

@@ -83,7 +83,7 @@ def load(shelf: Shelf, given: str, make: Callable[[Any], T]) -> T:
         check(path)
     try:
         return make(found.form.read(*found.paths))
-    except SettingError:
+    except (SettingError, MemoryError):
         raise
     # A damaged file fails somewhere in a decoder, each with errors of its own (zlib.error, BadZipFile, TarError, ...).
     except Exception as error:

@@ -101,7 +101,7 @@ class GAN:
 
     @torch.no_grad()
     def measure(self, z: Point, rows: Rows) -> dict[str, float]:
-        """f, both losses, how real D finds rows and samples, and how far samples lie from rows, of evenly spaced rows."""
+        """On evenly spaced rows: f, both losses, how real D finds rows and samples, how far samples lie from rows."""
         count = min(SEEN, len(rows.inputs))
         spaced = (torch.arange(count) * (len(rows.inputs) / count)).long().to(rows.inputs.device)
         rows = Rows(rows.inputs[spaced], rows.targets[spaced])
