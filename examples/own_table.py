@@ -12,7 +12,7 @@ import numpy as np
 
 random = np.random.Generator(np.random.Philox(0))
 effects = random.normal(size=29) / 4
-shares = random.dirichlet(np.full(40, 0.5))  # hospitals of very unequal size
+shares = 0.9 * random.dirichlet(np.full(40, 0.5)) + 0.1 / 40  # hospitals of very unequal size
 
 
 def write(path: Path, rows: int, labelled: bool) -> None:

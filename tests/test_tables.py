@@ -6,7 +6,11 @@ import csv
 import gzip
 import json
 import math
+import re
+import runpy
 import sys
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +28,7 @@ from fedsaddle.data.preparation import Preparation, counted, from_sums, learn, s
 from fedsaddle.data.table_source import TableFile, held_out
 
 torch.set_num_threads(1)
+ROOT = Path(__file__).parent.parent
 REGIONS = ("north", "south", "east", "west")
 
 
@@ -192,6 +197,10 @@ def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
 # Preparing.
 
 
+def mark(holds, share):
+    return (holds - share) / math.sqrt(share * (1 - share))
+
+
 def test_preparation_by_hand(write):
     lines = "n,w,same,name\n" + "1,a,7,u0\n3,a,7,u1\n,b,7,u2\n" + "".join(f"5,{'ab'[i % 2]},7,v{i}\n" for i in range(8))
     read = table.read(write(lines + "100,c,8,late\n"))
@@ -200,19 +209,29 @@ def test_preparation_by_hand(write):
     assert learnt.dropped == {"same": "always the same", "name": "no word is in 5 training rows, as in names or free "
                                                                  "text"}
     n = np.array([1, 3, *[5] * 8])
+    a, none, gone = mark(1, 6 / 11), mark(0, 6 / 11), mark(0, 1 / 11)
     inputs = learnt.apply(read)
-    np.testing.assert_allclose(inputs[0], [(1 - n.mean()) / n.std(), 0, 1, 0], rtol=1e-6)
-    np.testing.assert_allclose(inputs[2], [0, 1, 0, 1])  # the mean, and a mark
-    np.testing.assert_allclose(inputs[11], [10, 0, 0, 0])  # far out counts as 10 deviations; a new word has no column
+    np.testing.assert_allclose(inputs[0], [(1 - n.mean()) / n.std(), gone, a, mark(0, 5 / 11)], rtol=1e-5)
+    np.testing.assert_allclose(inputs[2], [0, mark(1, 1 / 11), none, mark(1, 5 / 11)], rtol=1e-5)  # the mean
+    np.testing.assert_allclose(inputs[11], [10, gone, none, mark(0, 5 / 11)], rtol=1e-5)  # 10 deviations at most
+    np.testing.assert_allclose(inputs[:11].mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose(inputs[:11, 1:].std(0), 1, rtol=1e-6)
 
 
-def test_the_most_frequent_words_get_columns_and_the_rest_share_one(write):
+def test_the_most_frequent_words_get_features_and_the_rest_share_one(write):
     counts = {"a": 9, "b": 8, "c": 7, "d": 6, "e": 1}
     read = table.read(write("w,n\n" + "".join(f"{word},{i}\n" for word, k in counts.items() for i in range(k))))
     learnt = learn(read.columns, np.arange(read.rows), most=3)
     assert learnt.features == ("n", "w=a", "w=b", "w=c", "w other")
-    new = table.read(write("n,w,more\n1,d,0\n1,zzz,0\n1,a,0\n1,,0\n"))
-    np.testing.assert_array_equal(learnt.apply(new)[:, 1:], [[0, 0, 0, 1], [0, 0, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0]])
+    new = learnt.apply(table.read(write("n,w,more\n1,d,0\n1,zzz,0\n1,a,0\n1,,0\n")))[:, 1:]
+    np.testing.assert_array_equal(new > 0, [[0, 0, 0, 1], [0, 0, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0]])
+    np.testing.assert_allclose(new[0, 3], mark(1, 7 / 31), rtol=1e-6)
+
+
+def test_a_rare_word_does_not_weigh_more_than_ten_deviations(write):
+    read = table.read(write("w\n" + "a\n" * 1995 + "b\n" * 5))
+    learnt = learn(read.columns, np.arange(2000), 20)
+    assert learnt.apply(read).max() == 10
 
 
 def test_sums_of_clients_add_up_to_the_preparation_of_all(write):
@@ -252,7 +271,7 @@ def test_another_file_with_other_columns(write):
         learnt.apply(table.read(write("Age,w\n1,a\n")))
     with pytest.raises(SettingError, match="column 'age': holds 'old'"):
         learnt.apply(table.read(write("age,w\nold,a\n")))
-    np.testing.assert_array_equal(learnt.apply(table.read(write("w,age\n1,9.5\n"))), [[0, 0, 0]])  # a word seen never
+    np.testing.assert_array_equal(learnt.apply(table.read(write("w,age\n1,9.5\n"))), [[0, -1, -1]])  # a new word
 
 
 # The split.
@@ -442,7 +461,8 @@ def test_step_sizes_follow_the_share_of_positives(tmp_path):
     method, p = settings.algorithms[""].settings, float(prepared.data.train.targets.double().mean())
     moved = method["steps"] * method["eta"] * method["eta_global"]
     assert moved == pytest.approx(1 / (2 * p * (1 - p))) and settings.run.weights == "size"
-    assert method["eta"] * 2 <= 1  # the curvature of a client of one class is 2 in that class's mean score
+    assert fitting.batch_size(p, 4) == 10 * fitting.batch_size(p, 40) and fitting.batch_size(p, 10**6) == 8
+    assert fitting.batch_size(1e-4, 40) > fitting.batch_size(1e-2, 40)
     ours, _ = fitting.settings_for(data, "codasca", "mlp", 10, 0, ["algorithm.eta=0.2", "model.hidden=[5]"])
     assert ours.algorithms[""].settings["eta"] == 0.2 and ours.model.settings["hidden"] == (5,)
     assert fitting.settings_for(data, "rs-pairwise", "linear", 10, 0)[0].problem.name == "pairwise"
@@ -548,3 +568,29 @@ def test_bad_files_to_score(write, tmp_path):
     assert out.read_text() == "mine" and not list(tmp_path.glob(".*"))
     (run / "preparation.json").write_text("{")
     assert "is damaged" in complaint("score", run, good, "--out", tmp_path / "new.csv")
+
+
+# What the page says.
+
+
+def test_the_commands_and_the_settings_of_the_page(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "your-own-data.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```(\w*)\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    write_table = runpy.run_path(str(ROOT / "examples" / "own_table.py"))["write"]
+    write_table(tmp_path / "patients.csv", 900, labelled=True)
+    write_table(tmp_path / "new_patients.csv", 30, labelled=False)
+    commands = [line.split()[1:] for kind, block in blocks for line in block.splitlines()
+                if not kind and line.startswith("fedsaddle ") and "npz" not in line]
+    assert [command[0] for command in commands] == ["fit", "score"]
+    for command in commands:
+        result = fedsaddle(*command, *(["--rounds", "1"] if command[0] == "fit" else []))
+        assert result.exit_code == 0, result.output
+    assert len(lines_of(tmp_path / "scores.csv")) == 30
+    toml = [block for kind, block in blocks if kind == "toml"]
+    assert len(toml) == 1
+    settings = settle(tomllib.loads(toml[0]))
+    from fedsaddle.assemble import deal, job_from_settings
+
+    for label in settings.algorithms:
+        assert job_from_settings(settings, label, dealt=deal(settings)).federation.num_clients == 40

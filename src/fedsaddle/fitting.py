@@ -31,10 +31,10 @@ from fedsaddle.data.table_source import CLIENT, PREPARATION, Prepared, TableFile
 from fedsaddle.metrics import auc, average_precision, problem_score
 
 RANKING = {SADDLE: "auc", CYCLIC: "auc", PAIRS: "pairwise"}  # what an algorithm solves: the problem for it
-ALGORITHM, MODEL, ROUNDS = "codasca", "mlp", 100
-STEPS, BATCH, MOST_ROWS = 16, 32, 1024  # local steps in a round, rows in each, and at most
-USUAL_CLIENTS, USUAL_SHARE = 40, 0.004  # with fewer clients or positives than that, more rows in a step
-ETA = 0.5  # their size: the curvature of a one-class client is 2 in the mean score of its class
+ALGORITHM, MODEL, ROUNDS = "codasca", "mlp", 150
+STEPS, ROWS = 16, (8, 1024)  # local steps in a round; rows in each, at least and at most
+SEEN, SEEN_POSITIVE = 1280, 5  # rows and positives that all clients together see in a step
+ETA, ETA_SHARE = (0.1, 0.5), 2.5  # a step's size, at least and at most, and per p(1-p)
 LAST = 0.3  # share of the rounds with a third of the step size
 ALL_ASKED, ASKED = 200, 100  # up to so many clients everyone is asked in every round, else so many
 HIDDEN = (64,)
@@ -100,7 +100,8 @@ def _problem(algorithm: str) -> str:
 
 def batch_size(share: float, clients: int) -> int:
     """Rows in a minibatch: a round's mean over all clients must hold enough positives to go by."""
-    return min(MOST_ROWS, round(BATCH * max(1, USUAL_CLIENTS / clients) * max(1, USUAL_SHARE / share)))
+    wanted = max(SEEN, SEEN_POSITIVE / share) / min(clients, ALL_ASKED)
+    return round(min(max(wanted, ROWS[0]), ROWS[1]))
 
 
 def _steps(algorithm: str, share: float, clients: int, rounds: int) -> dict[str, Any]:
@@ -108,15 +109,17 @@ def _steps(algorithm: str, share: float, clients: int, rounds: int) -> dict[str,
 
     The curvatures of the minimax AUC over all rows are multiples of p(1-p): in a, b and alpha they are 2p(1-p), so that
     a round moves these to their best values where steps * eta * eta_global = 1 / (2p(1-p)). Rare positives so ask for
-    long steps, and local steps cannot be: at a client of one class only the curvature does not shrink with p. The
-    server's step eta_global makes up for it.
+    long steps, and local ones cannot be: at a client of one class only the curvature in that class's mean score is 2,
+    whatever p. The server's step eta_global makes up for it, where the method has one.
     """
     entry = ALGORITHMS.get(algorithm)
     if entry is None:
         return {}
     fields = {f.name for f in declared(entry.algorithm)} - set(entry.fixed)
+    spread = share * (1 - share)
+    eta = min(max(ETA_SHARE * spread, ETA[0]), ETA[1]) if "eta_global" in fields else ETA[1]
     wanted = {
-        "eta": ETA, "gamma": ETA, "steps": STEPS, "eta_global": max(1.0, 1 / (2 * share * (1 - share) * STEPS * ETA)),
+        "eta": eta, "gamma": eta, "steps": STEPS, "eta_global": max(1.0, 1 / (2 * spread * STEPS * eta)),
         "asked": ASKED if clients > ALL_ASKED else None,
         "stage_rounds": max(1, round((1 - LAST) * rounds)), "decay": 1 / 3, "keep_controls": True,
     }

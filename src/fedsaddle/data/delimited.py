@@ -166,8 +166,8 @@ def _numbers(texts: tuple[str, ...], comma: bool) -> NDArray[np.float64] | None:
     if "_" in "".join(texts):  # Python reads 1_000 as a number; in a table it is a name
         return None
     try:
-        values = np.fromiter(map(float, texts), np.float64, len(texts))
-    except ValueError:
+        values = np.fromiter(map(float, [text or "nan" for text in texts]), np.float64, len(texts))
+    except ValueError:  # the careful way is five times slower
         try:
             values = np.fromiter((_number(text, comma) for text in texts), np.float64, len(texts))
         except ValueError:

@@ -1,9 +1,9 @@
 """From the columns of a table to the inputs of a model, learnt on training rows and kept for every later file.
 
-Numbers are standardised, missing ones replaced by the mean and marked in a column of their own; words become one
-column for each frequent word and one for the others. Columns that say nothing are left out. All that is learnt comes
-from sums over rows (`counted`, then `spread`), so that clients can add up their own and send nothing else; in
-simulation the training rows of all clients are summed at once, which is the same.
+Numbers are replaced by the mean where they are missing, which a feature of its own marks; words become a feature for
+each frequent word and one for the others. Every feature has mean 0 and deviation 1. Columns that say nothing are left
+out. All that is learnt comes from sums over rows (`counted`, then `spread`), so that clients can add up their own and
+send nothing else; in simulation the training rows of all clients are summed at once, which is the same.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Number:
     name: str
     mean: float
     deviation: float  # 0: they never differ, and only whether one is missing matters
-    missing: bool  # some were missing in training
+    missing: float  # share of the training rows without one
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -90,10 +90,9 @@ class Number:
             raise SettingError(f"column {self.name!r}: holds {word!r}, and held numbers when the model was trained; "
                                "give numbers, or leave the cell empty where one is missing")
         if self.deviation:
-            z = (column.values - self.mean) / self.deviation
-            inputs[:, 0] = np.nan_to_num(z).clip(-FARTHEST, FARTHEST)
+            inputs[:, 0] = _near(np.nan_to_num((column.values - self.mean) / self.deviation))
         if self.missing:
-            inputs[:, -1] = np.isnan(column.values)
+            inputs[:, -1] = _mark(np.isnan(column.values), self.missing)
 
 
 @dataclass(frozen=True)
@@ -101,24 +100,35 @@ class Text:
     """A column of words."""
 
     name: str
-    categories: tuple[str, ...]  # words with a column of their own
-    other: bool  # other words were seen in training
-    missing: bool
+    categories: Mapping[str, float]  # words with a feature of their own, and their share of the training rows
+    other: float  # share of other words
+    missing: float
 
     @property
     def features(self) -> tuple[str, ...]:
-        more = [f"{self.name} other"] * self.other + [f"{self.name} missing"] * self.missing
+        more = [f"{self.name} other"] * bool(self.other) + [f"{self.name} missing"] * bool(self.missing)
         return (*(f"{self.name}={word}" for word in self.categories), *more)
 
     def apply(self, column: Column, inputs: Floats) -> None:
         words = column if isinstance(column, Words) else words_of(column.values)
         place = {word: i for i, word in enumerate(self.categories)}
-        nowhere, missing = len(self.features), len(self.features) - 1 if self.missing else -1
-        other = len(self.categories) if self.other else nowhere  # a new word among few known ones has no column
-        of_word = np.array([*(place.get(word, other) for word in words.words), missing if self.missing else nowhere])
+        nowhere = len(self.features)  # a word that is new among few known ones has no feature
+        other, missing = len(place) if self.other else nowhere, nowhere - 1 if self.missing else nowhere
+        of_word = np.array([*(place.get(word, other) for word in words.words), missing])
         at = of_word[words.codes]  # a code of -1 is the last
-        known = at < nowhere
-        inputs[np.flatnonzero(known), at[known]] = 1
+        shares = [*self.categories.values(), *([self.other] if self.other else []),
+                  *([self.missing] if self.missing else [])]
+        for i, share in enumerate(shares):
+            inputs[:, i] = _mark(at == i, share)
+
+
+def _mark(holds: NDArray[np.bool_], share: float) -> NDArray[np.float64]:
+    """Whether something holds, with mean 0 and deviation 1 like all features."""
+    return _near((holds - share) / np.sqrt(share * (1 - share)))
+
+
+def _near(deviations: NDArray[np.float64]) -> NDArray[np.float64]:
+    return deviations.clip(-FARTHEST, FARTHEST)
 
 
 @dataclass(frozen=True)
@@ -179,7 +189,7 @@ class Preparation:
 
 def _column(content: dict[str, Any]) -> Number | Text:
     kind = content.pop("kind")
-    return Number(**content) if kind == "number" else Text(**{**content, "categories": tuple(content["categories"])})
+    return Number(**content) if kind == "number" else Text(**content)
 
 
 def learn(
@@ -199,7 +209,8 @@ def from_sums(
     for name, mean in counts.mean.items():
         known = counts.known[name]
         deviation = float(np.sqrt(squares[name] / max(1, known)))
-        number = Number(name, mean, deviation if deviation > SAME * abs(mean) else 0.0, 0 < known < counts.rows)
+        number = Number(name, mean, deviation if deviation > SAME * abs(mean) else 0.0,
+                        (counts.rows - known) / counts.rows if known else 0.0)
         if number.features:
             found.append(number)
         else:
@@ -217,4 +228,6 @@ def from_sums(
 def _text(name: str, words: Counter[str], rows: int, most: int) -> Text:
     frequent = sorted((word for word, n in words.items() if n >= FEWEST), key=lambda word: (-words[word], word))[:most]
     rest = sum(n for word, n in words.items() if word not in frequent)
-    return Text(name, tuple(frequent), other=bool(frequent) and rest > 0, missing=0 < sum(words.values()) < rows)
+    known = sum(words.values())
+    return Text(name, {word: words[word] / rows for word in frequent}, rest / rows if frequent else 0.0,
+                (rows - known) / rows if known else 0.0)
