@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from fedsaddle import recipes
+from fedsaddle import cli_data, recipes
 from fedsaddle.cli import app
 from fedsaddle.contracts import SettingError
 from fedsaddle.data.sources import SOURCES
@@ -21,7 +21,6 @@ COUNTS = torch.tensor([[60, 0, 0, 0], [5, 5, 25, 0], [0, 61, 20, 19]])
 def nothing_of_this_machine(monkeypatch, tmp_path):
     monkeypatch.setenv("FEDSADDLE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("FEDSADDLE_DATA", raising=False)
-    monkeypatch.setenv("COLUMNS", "400")  # no folding
 
 
 def command(*words):
@@ -41,6 +40,7 @@ def write_adult(folder):
 
 def test_list_says_where_every_data_set_is(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDSADDLE_DATA", str(tmp_path))
+    monkeypatch.setattr(cli_data, "out", Console(width=400))  # a long path stays on one line
     write_adult(tmp_path)
     text = command("list")
     for name in SOURCES:

@@ -130,14 +130,15 @@ def report(scores: Tensor, targets: Tensor, owner: Tensor, names: Sequence[str])
     """The measures of these rows. Every number is of pooled scores: a mean of clients' AUCs would say nothing about how
     rows of two clients compare."""
     positive = targets > 0
-    by_client = {int(i): owner == i for i in owner.unique()}
+    present, sizes = owner.unique(return_counts=True)
+    by_client = dict(zip(present.tolist(), torch.argsort(owner, stable=True).split(sizes.tolist()), strict=True))
     own = {i: auc(scores[rows], positive[rows]) for i, rows in by_client.items()}
     own = {i: value for i, value in own.items() if not isnan(value)}  # nan: one class only
     worst = min(own, key=lambda i: own[i]) if own else -1
-    rows = by_client.get(worst, torch.zeros(len(scores), dtype=torch.bool))
+    rows = by_client.get(worst, present[:0])
     return Report(auc(scores, positive), average_precision(scores, positive), len(scores), int(positive.sum()),
                   len(by_client), len(own), names[worst] if own else "", own.get(worst, float("nan")),
-                  int(rows.sum()), int(positive[rows].sum()))
+                  len(rows), int(positive[rows].sum()))
 
 
 class Scorer(NamedTuple):

@@ -62,19 +62,20 @@ class AmplifiedSCAFFOLD:
 
     def round(self, server: Server, federation: Federation) -> Server:
         length = self.period or federation.cycle
-        server = self.enter(server, federation.round // length)  # the last round of a period may have been skipped
+        server = self.enter(server, federation, federation.round // length)  # a period's last round may be skipped
         asked = federation.cohort(self.asked)
         go = Go(server.z, server.c, server.period)
         got = federation.average(self.local_steps, go, asked, batches=self.steps, summed=("mean",))
         next_c = server.next_c + got.sum.mean  # (1/N) sum: clients not seen keep theirs
         server = server._replace(z=server.z + got.mean.z, next_c=next_c, round=server.round + 1)
-        return self.enter(server, (federation.round + 1) // length)
+        return self.enter(server, federation, (federation.round + 1) // length)
 
-    def enter(self, server: Server, period: int) -> Server:
+    def enter(self, server: Server, federation: Federation, period: int) -> Server:
         """Where another period begins, amplify and renew the controls."""
         if period == server.period:
             return server
-        z = server.z + (self.amplification - 1) * (server.z - server.hold)  # hold + g (z - hold)
+        # hold + g (z - hold), written so that g = 1 leaves z as it is
+        z = federation.project(server.z + (self.amplification - 1) * (server.z - server.hold))
         return server._replace(z=z, hold=z, c=server.next_c, period=period)
 
     def local_steps(self, oracle: Oracle, go: Go, client: Client, data: Data) -> tuple[Change, Client]:

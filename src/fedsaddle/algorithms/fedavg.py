@@ -36,16 +36,16 @@ class FedAvg:
 
     def round(self, server: Server, federation: Federation) -> Server:
         length = self.period or federation.cycle
-        server = self.enter(server, federation.round // length)  # the last round of a period may have been skipped
+        server = self.enter(server, federation, federation.round // length)  # a period's last round may be skipped
         z = federation.average(self.local_steps, server.z, federation.cohort(self.asked), batches=self.steps).mean
         server = server._replace(z=z, round=server.round + 1)
-        return self.enter(server, (federation.round + 1) // length)
+        return self.enter(server, federation, (federation.round + 1) // length)
 
-    def enter(self, server: Server, period: int) -> Server:
+    def enter(self, server: Server, federation: Federation, period: int) -> Server:
         """Amplify where another period begins: hold + g (z - hold), written so that g = 1 leaves z as it is."""
         if period == server.period:
             return server
-        z = server.z + (self.amplification - 1) * (server.z - server.hold)
+        z = federation.project(server.z + (self.amplification - 1) * (server.z - server.hold))
         return server._replace(z=z, hold=z, period=period)
 
     def local_steps(self, oracle: Oracle, z: Point, client: tuple[()], data: Data) -> tuple[Point, tuple[()]]:

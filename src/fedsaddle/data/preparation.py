@@ -1,9 +1,9 @@
 """From the columns of a table to the inputs of a model, learnt on training rows and kept for every later file.
 
-Numbers are replaced by the mean where they are missing, which a feature of its own marks; words become a feature for
-each frequent word and one for the others. Every feature has mean 0 and deviation 1. Columns that say nothing are left
-out. All that is learnt comes from sums over rows (`counted`, then `spread`), so that clients can add up their own and
-send nothing else; in simulation the training rows of all clients are summed at once, which is the same.
+Numbers are standardised, and replaced by the mean where they are missing, which a feature of its own marks; words
+become a mark for each frequent word and one for the others. Columns that say nothing are left out. All that is learnt
+comes from sums over rows (`counted`, then `spread`), so that clients can add up their own and send nothing else; in
+simulation the training rows of all clients are summed at once, which is the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsaddle.contracts import SettingError
-from fedsaddle.data.delimited import Numbers, Words
+from fedsaddle.data.delimited import Numbers, Words, is_number
 from fedsaddle.data.table import Column, Table, close, words_of
 
 FORMAT = 1
@@ -86,11 +86,12 @@ class Number:
 
     def apply(self, column: Column, inputs: Floats) -> None:
         if not isinstance(column, Numbers):
-            word = next((w for w in column.words if w), "")
+            word = next((w for w in column.words if not is_number(w)), "")
             raise SettingError(f"column {self.name!r}: holds {word!r}, and held numbers when the model was trained; "
                                "give numbers, or leave the cell empty where one is missing")
         if self.deviation:
-            inputs[:, 0] = _near(np.nan_to_num((column.values - self.mean) / self.deviation))
+            z = (column.values - self.mean) / self.deviation
+            inputs[:, 0] = np.nan_to_num(z).clip(-FARTHEST, FARTHEST)
         if self.missing:
             inputs[:, -1] = _mark(np.isnan(column.values), self.missing)
 
@@ -122,13 +123,10 @@ class Text:
             inputs[:, i] = _mark(at == i, share)
 
 
-def _mark(holds: NDArray[np.bool_], share: float) -> NDArray[np.float64]:
-    """Whether something holds, with mean 0 and deviation 1 like all features."""
-    return _near((holds - share) / np.sqrt(share * (1 - share)))
-
-
-def _near(deviations: NDArray[np.float64]) -> NDArray[np.float64]:
-    return deviations.clip(-FARTHEST, FARTHEST)
+def _mark(holds: NDArray[np.bool_], share: float) -> NDArray[np.floating[Any]]:
+    """Whether something holds, with mean 0 and deviation 1 if it does in half of the rows. What is rare stays small:
+    with deviation 1, marks that few rows have would drown the others."""
+    return 2 * (holds - share)
 
 
 @dataclass(frozen=True)

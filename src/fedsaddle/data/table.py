@@ -53,7 +53,7 @@ class Table:
         names = list(self.columns)
         text = f"it has {', '.join(names[:SHOWN])}" + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
         headless = any(delimited.is_number(name) for name in names)
-        return text + ("; these look like data: the first line must hold the names of the columns" if headless else "")
+        return text + ("; if these are data: the first line must hold the names of the columns" if headless else "")
 
 
 def read(path: Path, words: Collection[str] = (), ignore: Collection[str] = ()) -> Table:

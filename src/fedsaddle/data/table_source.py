@@ -188,8 +188,8 @@ def held_out(targets: NDArray[np.int64], owner: Tensor, share: float, seed: int)
         start = keys.uniform(key(seed, 0), label)
         steps = np.floor(np.arange(len(rows) + 1) * wanted / max(1, len(rows)) + start)
         test[rows[np.diff(steps) > 0]] = wanted > 0
-    for client in np.flatnonzero(np.bincount(clients[test], minlength=len(sizes)) == sizes):
-        test[np.flatnonzero(clients == client)[0]] = False
+    first = np.unique(clients, return_index=True)[1]
+    test[first[np.bincount(clients[test], minlength=len(sizes)) == sizes]] = False
     return test
 
 
