@@ -99,7 +99,8 @@ def test_threads_are_given_back():
     assert torch.get_num_threads() == before
 
 
-@pytest.mark.parametrize("what", ["algorithms", "problems", "participation", "recipes", "models", "data", "partitions"])
+@pytest.mark.parametrize("what", ["algorithms", "problems", "participation", "recipes", "models", "data", "partitions",
+                                  "theorems"])
 def test_lists(what):
     shown = CliRunner().invoke(app, ["list", what])
     assert shown.exit_code == 0

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedsaddle import recipes
 from fedsaddle.algorithms import ALGORITHMS, Entry
+from fedsaddle.algorithms.theorems import THEOREMS
 from fedsaddle.config.validation import declared
 from fedsaddle.data.partitions import PARTITIONS
 from fedsaddle.data.sources import SOURCES
@@ -45,6 +46,15 @@ def _participation() -> list[dict[str, Any]]:
     return _registered(SELECTIONS, part="select") + _registered(RESPONSES, part="respond")
 
 
+def _theorems() -> list[dict[str, Any]]:
+    return [{
+        "name": f"{paper} {number}", "about": f"step sizes for {', '.join(theorem.algorithms)}",
+        "settings": [{"name": name, "default": "optional" if name in theorem.optional else "needed",
+                      "meaning": constant.meaning, "type": "int" if constant.whole else "float"}
+                     for name, constant in theorem.needs.items()],
+    } for (paper, number), theorem in THEOREMS.items()]
+
+
 def _recipes() -> list[dict[str, Any]]:
     return [{"name": name, "about": recipes.about(name), "settings": []} for name in recipes.names()]
 
@@ -58,6 +68,7 @@ CATALOGUES: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "problems": lambda: _registered(PROBLEMS),
     "participation": _participation,
     "recipes": _recipes,
+    "theorems": _theorems,
     "models": lambda: _registered(MODELS),
     "data": lambda: _registered(SOURCES),
     "partitions": lambda: _registered(PARTITIONS),
