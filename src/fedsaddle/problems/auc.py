@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import isfinite
 from typing import Any, NamedTuple
 
 import torch
@@ -25,10 +24,9 @@ from fedsaddle.contracts import ALL, Batch, Data, Federation, Materials, Oracle,
 from fedsaddle.maths import flat
 from fedsaddle.metrics import auc
 from fedsaddle.models.checks import check_module
+from fedsaddle.problems import alarms
 
 SLICE = 8192  # rows evaluated at once
-NARROW = 1e-6  # scores this close together are told apart by rounding only
-FAR = 1e4  # a score beyond this has left the range where the square loss means anything
 
 SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
@@ -173,18 +171,7 @@ class AUC:
         }
 
     def alarms(self, measures: dict[str, float]) -> list[str]:
-        """AUC is blind to the scale of the scores: say where it can no longer be trusted."""
-        low, high = measures["score_min"], measures["score_max"]
-        if not all(isfinite(measures[name]) for name in ("score_min", "score_max", "objective")):
-            return ["the scores are no longer finite: the run has diverged; lower the step sizes"]
-        size = max(abs(low), abs(high))
-        if measures["score_spread"] < NARROW or high - low <= NARROW * size:
-            return [f"the score is saturated: all scores lie between {low:.7g} and {high:.7g}, so AUC is rounding "
-                    "noise and gradients vanish; start again with smaller step sizes"]
-        if size > FAR:
-            return [f"the score is diverging: it reaches {size:.3g} while AUC, blind to scale, may still read well; "
-                    "lower the step sizes, or set score to sigmoid"]
-        return []
+        return alarms.of_scores(measures)
 
     def named(self, z: Point) -> dict[str, Tensor]:
         net = {f"net.{name}": values.clone() for name, values in flat.named(self.net, z.x[:-2]).items()}

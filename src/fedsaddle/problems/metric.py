@@ -17,7 +17,7 @@ from fedsaddle.contracts import Batch, Materials, Pair, Point, Rows, Scores, Set
 from fedsaddle.maths import flat
 from fedsaddle.metrics import auc
 from fedsaddle.models.checks import check_module
-from fedsaddle.problems.auc import NARROW
+from fedsaddle.problems.alarms import NARROW
 from fedsaddle.problems.pairwise import spaced
 from fedsaddle.problems.psi import across, within
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import isfinite
 from typing import Any
 
 import torch
@@ -30,7 +29,8 @@ from fedsaddle.contracts import (
 from fedsaddle.maths import flat
 from fedsaddle.metrics import auc
 from fedsaddle.models.checks import check_module
-from fedsaddle.problems.auc import FAR, NARROW, SLICE
+from fedsaddle.problems import alarms
+from fedsaddle.problems.auc import SLICE
 from fedsaddle.problems.psi import SURROGATES, Held, Psi, Shape, across, held, within
 
 SEEN = 2048  # rows of each class, evenly spaced, whose pairs are evaluated: all pairs would be too many
@@ -139,18 +139,7 @@ class Pairwise:
         }
 
     def alarms(self, measures: dict[str, float]) -> list[str]:
-        """AUC is blind to the scale of the scores: say where it can no longer be trusted."""
-        low, high = measures["score_min"], measures["score_max"]
-        if not isfinite(low + high):
-            return ["the scores are no longer finite: the run has diverged; lower the step size"]
-        size = max(abs(low), abs(high))
-        if measures["score_spread"] < NARROW or high - low <= NARROW * size:
-            return [f"all scores lie between {low:.7g} and {high:.7g}, so AUC is rounding noise and gradients vanish; "
-                    "start again with a smaller step size"]
-        if size > FAR:
-            return [f"the score is diverging: it reaches {size:.3g} while AUC, blind to scale, may still read well; "
-                    "lower the step size, or set score to sigmoid"]
-        return []
+        return alarms.of_scores(measures)
 
     def named(self, z: Point) -> dict[str, Tensor]:
         return {f"net.{name}": values.clone() for name, values in flat.named(self.net, z.x).items()}
