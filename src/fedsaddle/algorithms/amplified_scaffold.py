@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedsaddle.algorithms import periods
 from fedsaddle.contracts import Data, Federation, Number, Oracle, Point, setting
 
 
@@ -50,8 +51,8 @@ class AmplifiedSCAFFOLD:
     eta: float = setting(0.1, "local step", above=0)
     steps: int = setting(10, "local steps in a round", at_least=1)
     asked: int | None = setting(None, "clients asked in a round; none: everyone", at_least=1)
-    amplification: float = setting(1.5, "g: at its end a period's change is multiplied by this", at_least=1)
-    period: int | None = setting(None, "P: rounds in a period; none: until every group was active once", at_least=1)
+    amplification: float = periods.amplification()
+    period: int | None = periods.period()
 
     def first(self, z: Point, federation: Federation) -> Server:
         return Server(z=z, hold=z, c=0 * z, next_c=0 * z, period=0, round=0)
@@ -74,8 +75,7 @@ class AmplifiedSCAFFOLD:
         """Where another period begins, amplify and renew the controls."""
         if period == server.period:
             return server
-        # hold + g (z - hold), written so that g = 1 leaves z as it is
-        z = federation.project(server.z + (self.amplification - 1) * (server.z - server.hold))
+        z = periods.amplified(server.z, server.hold, self.amplification, federation)
         return server._replace(z=z, hold=z, c=server.next_c, period=period)
 
     def local_steps(self, oracle: Oracle, go: Go, client: Client, data: Data) -> tuple[Change, Client]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from fedsaddle.algorithms import periods
 from fedsaddle.contracts import Data, Federation, Oracle, Point, setting
 
 
@@ -28,8 +29,8 @@ class FedAvg:
     eta: float = setting(0.1, "local step", above=0)
     steps: int = setting(10, "local steps in a round", at_least=1)
     asked: int | None = setting(None, "clients asked in a round; none: everyone", at_least=1)
-    amplification: float = setting(1.5, "g: at its end a period's change is multiplied by this", at_least=1)
-    period: int | None = setting(None, "P: rounds in a period; none: until every group was active once", at_least=1)
+    amplification: float = periods.amplification()
+    period: int | None = periods.period()
 
     def first(self, z: Point, federation: Federation) -> Server:
         return Server(z=z, hold=z, period=0, round=0)
@@ -42,10 +43,10 @@ class FedAvg:
         return self.enter(server, federation, (federation.round + 1) // length)
 
     def enter(self, server: Server, federation: Federation, period: int) -> Server:
-        """Amplify where another period begins: hold + g (z - hold), written so that g = 1 leaves z as it is."""
+        """Amplify where another period begins."""
         if period == server.period:
             return server
-        z = federation.project(server.z + (self.amplification - 1) * (server.z - server.hold))
+        z = periods.amplified(server.z, server.hold, self.amplification, federation)
         return server._replace(z=z, hold=z, period=period)
 
     def local_steps(self, oracle: Oracle, z: Point, client: tuple[()], data: Data) -> tuple[Point, tuple[()]]:
