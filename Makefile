@@ -1,11 +1,12 @@
 # make demo   from nothing to a first AUC curve
 # make test   every test, the linter and the type checker
 # make lint   only the last two
+# make bench  the speed of a round, against other ways to do the same work (about an hour)
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint bench clean
 
 demo: .venv/installed
 	$(BIN)/fedsaddle run digits-auc
@@ -16,6 +17,9 @@ test: .venv/installed-dev lint
 lint: .venv/installed-dev
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/mypy
+
+bench: .venv/installed
+	$(BIN)/python benchmarks/speed/bench.py --preset standard
 
 clean:
 	rm -rf .venv runs build dist src/*.egg-info

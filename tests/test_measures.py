@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from typer.testing import CliRunner
 
 from fedsaddle.cli import app
@@ -27,10 +28,11 @@ from fedsaddle.engine import classifier as classifiers
 from fedsaddle.engine.federation import PREPARATION, EngineFederation
 from fedsaddle.engine.reference import Reference
 from fedsaddle.engine.simulation import Simulation
-from fedsaddle.metrics import auc, fairness, frechet_distance, inception_score, partial_auc
+from fedsaddle.metrics import auc, average_precision, fairness, frechet_distance, inception_score, partial_auc
 from fedsaddle.metrics import histogram as h
 from fedsaddle.metrics.fairness import by_client, summary
 from fedsaddle.metrics.images import Moments, combined, judged, moments
+from fedsaddle.metrics.primal import primal
 from fedsaddle.participation import Participation, as_participation
 from fedsaddle.participation.responses import DropOuts
 from fedsaddle.participation.selection import Population
@@ -350,6 +352,46 @@ def test_what_cannot_be_measured_is_refused_before_the_first_round(problem, run,
     with pytest.raises(SettingError, match=words):
         train("parallel-sgda", problem, small_case(), rounds=2, watch=seen.append, **run)
     assert not seen
+
+
+# The host does not wait for every slice.
+
+
+class Waits(TorchDispatchMode):
+    """Counts the operations for which the host must wait until the device is done; the last, `tolist`, is not seen."""
+
+    OPERATIONS = ("_local_scalar_dense", "nonzero", "masked_select", "unique")
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        masks = [part for part in arguments[1:2] if function is torch.ops.aten.index.Tensor
+                 for part in part if part is not None and part.dtype == torch.bool]
+        self.count += any(name in str(function) for name in self.OPERATIONS) or bool(masks)
+        return function(*arguments, **(options or {}))
+
+
+def waits(measure):
+    with Waits() as seen:
+        measure()
+    return seen.count
+
+
+def test_a_measure_waits_for_the_device_once_however_many_slices_it_has():
+    random = torch.Generator().manual_seed(0)
+    scores, positive = torch.randn(500, generator=random).round(decimals=1), torch.rand(500, generator=random) < 0.3
+    assert waits(lambda: float(scores.sum())) == waits(lambda: scores[positive]) == 1  # what is counted is there
+    assert waits(lambda: (auc(scores, positive), partial_auc(scores, positive, 0.2))) == 0
+    assert waits(lambda: average_precision(scores, positive)) == 0
+    inputs = torch.randn(9000, 3, generator=random)
+    clients = Clients(inputs, (inputs[:, 0] > 0).long(), RowRun(torch.arange(900) * 10, torch.full((900,), 10)))
+    for problem in (Robust(linear(3, 2), (3,), penalty=0.1), AUC(linear(3), p=0.3)):
+        z = problem.first()
+        assert waits(lambda problem=problem, z=z: fairness(problem, z, clients)) == 0
+        assert waits(lambda problem=problem, z=z: primal(problem, z, clients.rows, steps=0)) == 0
+    assert waits(lambda: judged(lambda images: (images, images.softmax(1)), inputs.split(250))) == 0
 
 
 # Images.

@@ -404,8 +404,8 @@ def test_equal_clients_share_a_chunk_where_rows_interact():
     start = testing.job(testing.make("parallel-sgda", asked=None), (problem, clients), testing.Participation())
     engine, seen = start.federation.engine, []
     assert isinstance(engine, Simulation) and engine.unpadded
-    plain = engine._vectorised
-    engine._vectorised = lambda ask, part, *rest: (seen.append(part.tolist()), plain(ask, part, *rest))[1]
+    plain = engine._replies
+    engine._replies = lambda ask, part, *rest: (seen.append(part.tolist()), plain(ask, part, *rest))[1]
     testing.finished(start._replace(plan=start.plan._replace(rounds=1)))
     assert seen == [[0, 2, 3], [1, 4]]
 

@@ -24,6 +24,7 @@ from fedsaddle.engine import checkpoint
 from fedsaddle.engine.classifier import usual_path
 from fedsaddle.engine.evaluation import further
 from fedsaddle.engine.federation import PREPARATION, EngineFederation
+from fedsaddle.engine.ranks import from_environment
 from fedsaddle.engine.reference import Reference
 from fedsaddle.engine.simulation import Simulation
 from fedsaddle.engine.training import Measures, Plan, Progress, evaluator, first_progress, prepare
@@ -73,13 +74,16 @@ def assemble(
 ) -> Job:
     """The job of these objects, from the newest valid checkpoint where there is one."""
     device, dtype = device_of(run), getattr(torch, run.dtype)
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision(run.matmul)
     problem = _placed(problem, device)
     if getattr(problem, "strata", ()):
         clients = clients.stratified(problem.strata)  # type: ignore[attr-defined]
     clients = clients.to(device, dtype)
     population = Population(clients.count, clients.run.size.cpu(), objective_weights(clients, run.weights))
     engine = Reference(problem, clients, run.batch_size, dtype) if run.engine == "reference" else \
-        Simulation(problem, clients, run.batch_size, dtype, run.chunk)
+        Simulation(problem, clients, run.batch_size, dtype, run.chunk, run.execution, from_environment(device),
+                   run.states_mib << 20)
     federation = EngineFederation(engine, participation, population, run.seed)
     z = Point(*(part.detach().to(device, dtype) for part in problem.first()))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from fedsaddle.contracts import SettingError
 from fedsaddle.engine.training import Diverged, Record
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.report.folder import RunFolder
-from fedsaddle.report.tables import comparison, last_measures, listing, number
+from fedsaddle.report.tables import calibrated, comparison, last_measures, listing, number
 from fedsaddle.runs import carry_out
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
@@ -50,7 +51,8 @@ def run(
     target = RunFolder(folder or _free(Path("runs") / path.stem))
     dealt = deal(settings)
     jobs = {label: job_from_settings(settings, label, dealt=dealt) for label in settings.algorithms}  # errors end here
-    target.create(tables_of(settings))
+    if _first():
+        target.create(tables_of(settings))
     _carry_out_all(settings, target, jobs)
 
 
@@ -90,7 +92,7 @@ def _carry_out_all(settings: Settings, target: RunFolder, jobs: dict[str, Any]) 
             job = jobs.get(label) or job_from_settings(settings, label, folder.checkpoints)
             for complaint in job.complaints:
                 err.print(f"[yellow]{complaint}[/yellow]")
-            if label and not (folder.path / "run.toml").exists():
+            if _first() and label and not (folder.path / "run.toml").exists():
                 folder.create(tables_of(_one(settings, label)))
             name = label or settings.algorithms[label].name
             bar = bars.add_task(name, total=settings.run.rounds, completed=job.progress.round, shown="")
@@ -103,12 +105,21 @@ def _carry_out_all(settings: Settings, target: RunFolder, jobs: dict[str, Any]) 
                         bars.console.print(f"[yellow]{name}, round {record['round']}: {alarm}[/yellow]")
 
             result = carry_out(job, settings.run, folder, watch, interrupted)
+            for line in calibrated(folder.calibration() if _first() else {}):
+                bars.console.print(f"[dim]{name}: {line}[/dim]", highlight=False)
             if not result.complete:
                 err.print(f"stopped with a checkpoint; go on with: fedsaddle resume {target.path}", soft_wrap=True)
                 raise typer.Exit(130)
+    if not _first():
+        return
     out.print(comparison({label or settings.algorithms[label].name: folder.records()
                           for label, folder in folders.items()}, headline))
     out.print(f"run folder: {target.path}", soft_wrap=True)
+
+
+def _first() -> bool:
+    """Whether this process is the one that writes, of those that `torchrun` may have started."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _chosen(settings: Settings, labels: Sequence[str]) -> Settings:
@@ -139,7 +150,7 @@ def _free(path: Path) -> Path:
 
 def _bars() -> Progress:
     return Progress(TextColumn("{task.description:>14}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-                    TextColumn("{task.fields[shown]}"), console=err)
+                    TextColumn("{task.fields[shown]}"), console=err, disable=not _first())
 
 
 @contextmanager

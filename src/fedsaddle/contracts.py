@@ -75,6 +75,7 @@ class Draw(NamedTuple):
 
     minibatches: int = 0
     full: bool = False
+    inputs: bool = True  # False: the work looks at targets and weights of the full batch alone; no inputs are fetched
 
 
 ALL = Draw(full=True)

@@ -17,6 +17,7 @@ from fedsaddle.contracts import Algorithm, Point, Problem, Rows, SettingError
 from fedsaddle.data.clients import Clients, as_tensor, checked, clients_from_arrays, clients_from_list
 from fedsaddle.engine import checkpoint
 from fedsaddle.engine.ledger import Traffic
+from fedsaddle.engine.team import END, GO, SAVE, Team
 from fedsaddle.engine.training import Record, rounds
 from fedsaddle.participation import as_participation
 from fedsaddle.report.folder import RunFolder
@@ -49,37 +50,52 @@ def carry_out(
     job: Job, run: Run, folder: RunFolder | None = None,
     watch: Watch | None = None, stop: Callable[[], bool] = lambda: False,
 ) -> Result:
-    """Run the rounds that are left. `stop` is looked at after every round: a checkpoint is written, and it ends."""
+    """Run the rounds that are left. `stop` is looked at after every round: a checkpoint is written, and it ends.
+
+    Of several processes that share the run, the first one writes and watches.
+    """
+    team = Team(job.algorithm, job.federation, job.plan, run.workers)
     progress, records, saved_at = job.progress, [], -1
+    if team.ranks.rank:
+        with threads(run.threads):
+            progress = team.follow(progress)
+        return Result(job.algorithm.solution(progress.server), job.problem, progress.server, [], progress.traffic, True)
     if folder:
         folder.forget_after(progress.round)
         records = folder.records()
         folder.keep(job.files)
+        team.recall(folder.calibration())
+        if hasattr(job.federation.engine, "settle_in"):
+            job.federation.engine.settle_in(folder.path)
 
-    def save() -> None:
+    def save(clients: dict[str, Tensor]) -> None:
         nonlocal saved_at
         if folder and saved_at != progress.round:
             constants: dict[str, float] = getattr(job.problem, "constants", dict)()
-            clients = job.federation.engine.dump()
             checkpoint.save(folder.checkpoints, progress, clients, constants, run.keep_checkpoints)
             saved_at = progress.round
 
     stopped = False
-    with threads(run.threads):
-        if not records:
-            save()  # the constants of the problem are never asked for twice
+    with threads(run.threads), team:
+        if team.command(GO if records else SAVE):
+            save(team.states())  # the constants of the problem are never asked for twice
+        team.gather(progress)
         for progress, record in rounds(job.algorithm, job.federation, job.progress, job.plan, job.evaluate):
             records.append(record)
             if folder:
                 folder.append(record)
             if watch:
                 watch(record)
-            if not record.get("diverged") and progress.round % run.checkpoint_every == 0:
-                save()
-            if stop():
-                stopped = progress.round < run.rounds
+            stopped = stop() and not job.plan.over(progress)
+            ends = stopped or job.plan.over(progress)
+            due = not record.get("diverged") and progress.round % run.checkpoint_every == 0
+            if team.command(END if ends else SAVE if due else GO):
+                save(team.states())
+            if folder and team.news():
+                folder.keep_calibration(team.report())
+            if stopped:
                 break
-        save()
+            team.gather(progress, record)
     point = job.algorithm.solution(progress.server)
     result = Result(point, job.problem, progress.server, records, progress.traffic, not stopped)
     if folder and result.complete:
@@ -134,7 +150,7 @@ def train(
     job = assemble(method, problem, as_clients(clients), as_rows(test), as_participation(*parts), how,
                    folder.checkpoints if folder and going_on else None)
     if folder and not going_on:
-        folder.create({"run": run})
+        folder.create({"run": {name: value for name, value in run.items() if value is not None}})
     return carry_out(job, how, folder, watch)
 
 

@@ -93,7 +93,8 @@ def check_algorithm(algorithm: Algorithm, cases: tuple[str, ...] = ("quadratic",
     """The whole battery."""
     check_settings(algorithm)
     for name in cases:
-        for check in (check_engines_agree, check_repeats, check_resumes, check_pure, check_participations):
+        for check in (check_engines_agree, check_repeats, check_resumes, check_pure, check_participations,
+                      check_traced, check_workers):
             check(algorithm, CASES[name]())
 
 
@@ -120,6 +121,23 @@ def check_engines_agree(algorithm: Algorithm, case: Case) -> None:
         compare(final_state(algorithm, case, chunk=chunk), reference, f"chunk {chunk} against the reference", 1e-9)
 
 
+def check_traced(algorithm: Algorithm, case: Case, execution: str = "traced", device: str = "cpu") -> None:
+    """A run from traces, or compiled, equals the reference too; nothing falls back to the eager way."""
+    start = job(algorithm, case, FLAKY, chunk=3, execution=execution, device=device)
+    compare(finished(start), final_state(algorithm, case, engine="reference"), f"{execution} against the reference",
+            1e-9)
+    report = start.federation.engine.calibration.report  # type: ignore[attr-defined]
+    for work, found in report.items():
+        assert found["kind"] == execution, f"{work} was computed {found['kind']}: {found['why']}"
+
+
+def check_workers(algorithm: Algorithm, case: Case) -> None:
+    """Two processes give what one gives."""
+    alone, shared = (carry_out(job(algorithm, case, FLAKY), Run(rounds=ROUNDS, evaluate_every=ROUNDS, workers=n))
+                     for n in (1, 2))
+    compare((shared.server, shared.traffic), (alone.server, alone.traffic), "two processes against one", 1e-9)
+
+
 def check_repeats(algorithm: Algorithm, case: Case) -> None:
     """The same run twice is the same bit for bit."""
     compare(final_state(algorithm, case), final_state(algorithm, case), "two equal runs", 0.0)
@@ -128,7 +146,7 @@ def check_repeats(algorithm: Algorithm, case: Case) -> None:
 def check_resumes(algorithm: Algorithm, case: Case) -> None:
     """A run stopped and resumed, skipped rounds included, equals an uninterrupted one bit for bit."""
     whole = job(algorithm, case, FLAKY)
-    run = Run(rounds=ROUNDS, checkpoint_every=1, evaluate_every=1)
+    run = Run(rounds=ROUNDS, checkpoint_every=1, evaluate_every=1, workers=1)
     expected = carry_out(whole, run)
     with tempfile.TemporaryDirectory() as path:
         folder = RunFolder(Path(path) / "run")
@@ -200,10 +218,11 @@ def _score_floats(algorithm: Any, start: Job) -> int:
 
 
 def job(algorithm: Algorithm, case: Case, participation: Participation, engine: str = "simulation",
-        chunk: int | None = None, rounds: int = ROUNDS, checkpoints: Path | None = None, device: str = "cpu") -> Job:
+        chunk: int | None = None, rounds: int = ROUNDS, checkpoints: Path | None = None, device: str = "cpu",
+        execution: str = "eager") -> Job:
     problem, clients = case
     run = Run(rounds=rounds, batch_size=4, weights="size", engine=engine, dtype="float64", chunk=chunk, seed=5,
-              evaluate_every=1, device=device)
+              evaluate_every=1, device=device, execution=execution)
     return assemble(algorithm, problem, clients, None, participation, run, checkpoints)
 
 

@@ -50,7 +50,8 @@ def trained(federation: Federation, mixture: Tensor, size: int, everyone: bool) 
 
 def evaluated(federation: Federation, size: int, everyone: bool) -> Cohort:
     """U: uniform without replacement, whatever the participation draws by."""
-    return federation.everyone() if everyone else federation.cohort(size, weights=torch.ones(federation.num_clients))
+    alike = torch.ones(1).expand(federation.num_clients)  # not written out: the draw costs what the cohort does
+    return federation.everyone() if everyone else federation.cohort(size, weights=alike)
 
 
 def weighed(asked: Cohort, mixture: Tensor) -> Cohort:

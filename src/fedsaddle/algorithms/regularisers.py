@@ -42,8 +42,13 @@ def distribution(prior: tuple[float, ...], clients: int, like: Tensor) -> Tensor
     if prior and (len(prior) != clients or min(prior) < 0 or sum(prior) <= 0):
         raise SettingError(f"algorithm.prior: {len(prior)} numbers for {clients} clients; give one per client, none "
                            "negative, not all zero")
-    u = torch.tensor(prior or (1.0,) * clients, dtype=torch.float64)
-    return (u / u.sum()).to(like.device, like.dtype)
+    u = torch.tensor(prior, dtype=torch.float64)
+    return (u / u.sum()).to(like.device, like.dtype) if prior else _uniform(clients, like.device, like.dtype)
+
+
+@lru_cache(maxsize=4)  # rounds ask for it, and a million numbers are a round's time
+def _uniform(clients: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return torch.full((clients,), 1 / clients, dtype=torch.float64).to(device, dtype)
 
 
 def gradient(mixture: Tensor, pull: Pull) -> Tensor:
@@ -58,7 +63,7 @@ def ascend(target: Tensor, weight: float, pull: Pull) -> Tensor:
     """argmax over u of weight g(u) - |target - u|^2 / 2, u on the simplex."""
     weight = weight * pull.strength
     if pull.regulariser == "none" or weight < LEAST_WEIGHT or not bool(torch.isfinite(target).all()):
-        return projections.simplex(target)
+        return projections.long_simplex(target)
     a, u0 = (part.detach().cpu().double().numpy() for part in (target, pull.prior))
     u = PROXIMAL[pull.regulariser](a, weight, u0 / u0.sum(), pull)
     return torch.from_numpy(u).to(target.device, target.dtype)
@@ -98,7 +103,7 @@ def cost(metric: str, clients: int) -> Array:
     return table
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=4)  # rounds ask for it, and a million numbers are a round's time
 def _table(file: str, changed: int) -> Array:
     """Read once; again when the file was changed."""
     return np.loadtxt(file, delimiter=",", ndmin=2, encoding="utf-8-sig")

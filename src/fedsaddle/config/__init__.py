@@ -20,6 +20,7 @@ from fedsaddle.contracts import SettingError, setting
 from fedsaddle.data.dealing import USUAL, Dealing
 from fedsaddle.data.partitions import PARTITIONS
 from fedsaddle.data.sources import SOURCES
+from fedsaddle.engine.calibration import EXECUTIONS
 from fedsaddle.models import MODELS
 from fedsaddle.participation import RESPONSES, SELECTIONS
 from fedsaddle.problems import PROBLEMS
@@ -45,8 +46,16 @@ class Run:
                           choices=("simulation", "reference"))
     device: str = setting("cpu", "cpu, cuda, or auto: cuda where there is one", choices=("cpu", "cuda", "auto"))
     dtype: str = setting("float32", "precision of variables and data", choices=("float32", "float64"))
-    chunk: int | None = setting(None, "clients computed at once; none: chosen by memory", at_least=1)
+    execution: str = setting("auto", "how clients are computed: operation by operation, from a trace, or compiled "
+                             "(the latter two in a CUDA graph on a GPU); auto: tried out in the first rounds",
+                             choices=EXECUTIONS)
+    chunk: int | None = setting(None, "clients computed at once; none: tried out, as memory allows", at_least=1)
+    workers: int | None = setting(None, "processes that share the clients of a round, on a CPU; none: one per core "
+                                  "where the run is long enough to pay for them", at_least=1)
     threads: int = setting(1, "threads inside one operation; more than one is slower on a busy machine", at_least=1)
+    matmul: str = setting("highest", "precision of float32 products on a GPU; high: TF32, quicker, about 3 digits",
+                          choices=("highest", "high"))
+    states_mib: int = setting(4096, "MiB of client states held in memory; what is more lies in files", at_least=1)
     evaluate_every: int = setting(10, "rounds between two evaluations", at_least=1)
     evaluate_on: tuple[str, ...] = setting(("test",), "data sets to evaluate on: test, train")
     headline: str = setting("", "the measure to show first, such as accuracy_worst; empty: the problem's own")

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsaddle.contracts import Rows, SettingError
@@ -57,35 +58,65 @@ class Clients:
     def stratified(self, strata: tuple[str, ...] = CLASSES) -> Clients:
         """The same rows, each client's positives (target > 0) first, with a Run for positives and for negatives.
 
+        Clients with the same rows still share them; rows that differing runs have in common are there once for each.
         Strata called "rows" hold all rows of a client: they are drawn apart, and may meet.
         """
         if set(strata) == {"rows"}:
             return replace(self, strata=(self.run,) * len(strata))
         if strata != CLASSES:
             raise SettingError(f"problem.strata = {strata}: must be {CLASSES} or {('rows', 'rows')}")
-        start, size = (part.cpu() for part in self.run)
-        owner = torch.repeat_interleave(torch.arange(self.count), size)
-        row = torch.arange(len(owner)) - (size.cumsum(0) - size - start)[owner]
-        negative = (self.targets[row] <= 0).long()
-        order = row[torch.argsort(owner * 2 + negative, stable=True)]
-        size = torch.bincount(owner * 2 + negative, minlength=2 * self.count).reshape(-1, 2)
-        start = torch.cat([torch.zeros(1, dtype=torch.int64), size.reshape(-1).cumsum(0)[:-1]]).reshape(-1, 2)
-        runs = tuple(Run(start[:, s].contiguous(), size[:, s].contiguous()) for s in (0, 1))
-        return Clients(self.inputs[order], self.targets[order], Run(runs[0].start, size.sum(1)), runs)
+        run, same = _distinct(Run(*(part.cpu() for part in self.run)), len(self.targets))
+        ends = run.size.cumsum(0)
+        row = torch.arange(int(ends[-1])) + (run.start - ends + run.size).repeat_interleave(run.size)
+        positive = (self.targets[row] > 0).cpu()
+        before = torch.cat([torch.zeros(1, dtype=torch.int64), positive.cumsum(0)])  # positives among earlier rows
+        positives = before[ends] - before[ends - run.size]
+        # A positive goes as far ahead as there are negatives of its run before it, a negative behind its positives.
+        first = (ends - run.size).repeat_interleave(run.size)
+        rank = before[:-1] - before[first]
+        place = torch.where(positive, first + rank, torch.arange(len(row)) - rank
+                            + positives.repeat_interleave(run.size))
+        order = torch.empty_like(row)
+        order[place] = row
+        start = ends - run.size
+        runs = (Run(start[same], positives[same]), Run((start + positives)[same], (run.size - positives)[same]))
+        order = order.to(self.inputs.device)
+        return Clients(self.inputs[order], self.targets[order], Run(runs[0].start, run.size[same]), runs)
+
+
+def _distinct(run: Run, rows: int) -> tuple[Run, Tensor | slice]:
+    """The runs without repetitions, and where each client's is: many clients may share few rows."""
+    if int(run.size.sum()) <= rows:  # nothing to gain
+        return run, slice(None)
+    longest = int(run.size.max()) + 1
+    runs, same = torch.unique(run.start * longest + run.size, return_inverse=True)
+    return Run(runs // longest, runs % longest), same
 
 
 def clients_from_arrays(inputs: Any, targets: Any, client: Any) -> Clients:
     """From arrays of rows: `client[r]` names the owner of row r. Clients are numbered in their names' order."""
-    names, owner = np.unique(np.asarray(client), return_inverse=True)
-    inputs, targets, owners = as_tensor(inputs), as_tensor(targets), torch.from_numpy(owner.reshape(-1))
-    if not len(inputs) == len(targets) == len(owners):
-        raise SettingError(f"clients: {len(inputs)} rows of inputs, {len(targets)} targets and {len(owners)} client "
+    names = np.asarray(client).reshape(-1)
+    inputs, targets = as_tensor(inputs), as_tensor(targets)
+    if not len(inputs) == len(targets) == len(names):
+        raise SettingError(f"clients: {len(inputs)} rows of inputs, {len(targets)} targets and {len(names)} client "
                            "names; give each row one target and one client")
     if not len(inputs):
         raise SettingError("clients: there are no rows at all; give at least one client with one row")
-    order = torch.argsort(owners, stable=True)
-    size = torch.bincount(owners, minlength=len(names))
-    return checked(Clients(inputs[order], targets[order], Run(size.cumsum(0) - size, size)))
+    order = _sorted(names)
+    names = names[order]
+    new = np.ones(len(names), dtype=bool)  # the first row of its client
+    new[1:] = (names[1:] != names[:-1]) & ~((names[1:] != names[1:]) & (names[:-1] != names[:-1]))  # nan is one name
+    start = torch.from_numpy(np.flatnonzero(new))
+    size = torch.diff(start, append=torch.tensor([len(names)]))
+    rows = torch.from_numpy(order)
+    return checked(Clients(inputs[rows], targets[rows], Run(start, size)))
+
+
+def _sorted(names: NDArray[Any]) -> NDArray[np.int64]:
+    """The rows in the order of their names, in the given order within one."""
+    if np.can_cast(names.dtype, np.int64):  # whole numbers, for which torch is quicker
+        return torch.argsort(torch.from_numpy(names.astype(np.int64)), stable=True).numpy()
+    return np.argsort(names, kind="stable")
 
 
 def clients_from_list(parts: Sequence[tuple[Any, Any]]) -> Clients:
@@ -111,7 +142,7 @@ def checked(clients: Clients) -> Clients:
         raise SettingError(f"clients: client {int(empty[0])} has no rows ({len(empty)} such clients in all); "
                            "leave clients without data out of the federation")
     for name, values in (("inputs", clients.inputs), ("targets", clients.targets)):
-        if values.is_floating_point():
+        if values.is_floating_point() and not bool(values.sum().isfinite()):  # a sum may overflow: look closer
             finite = torch.isfinite(values).reshape(len(values), -1).all(1)
             if not bool(finite.all()):
                 row = int((~finite).nonzero()[0])

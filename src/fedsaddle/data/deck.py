@@ -39,6 +39,18 @@ def blocks(order: Tensor, clients: int) -> Tensor:
     return owner
 
 
+def rank_within(group: Tensor) -> Tensor:
+    """How many earlier rows are of the same group, for every row. Groups are whole numbers."""
+    order = torch.argsort(group, stable=True)
+    ordered = group[order]
+    place = torch.arange(len(group))
+    first = torch.ones_like(ordered, dtype=torch.bool)
+    first[1:] = ordered[1:] != ordered[:-1]
+    rank = torch.empty_like(place)
+    rank[order] = place - torch.where(first, place, 0).cummax(0).values
+    return rank
+
+
 def labels(deck: Deck) -> Tensor:
     if deck.targets.dim() != 1:
         raise SettingError(f"partition: targets of shape {tuple(deck.targets.shape)} are no labels; give each row one "

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from fedsaddle.contracts import SettingError, setting
-from fedsaddle.data.deck import OUT, Deck, check, labels, shuffle
+from fedsaddle.data.deck import OUT, Deck, check, labels, rank_within, shuffle
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,13 @@ class ByAttribute:
         if int(size[kept].min()) < each:
             raise SettingError(f"data.clients = {clients}: {each} clients would share the {int(size[kept].min())} rows "
                                f"of one value of {self._name(deck)!r}; ask for fewer clients")
-        owner = torch.full_like(value, OUT)
         order = shuffle(len(value), seed)
-        for i, number in enumerate(present[kept].tolist()):
-            rows = order[value[order] == number]
-            owner[rows] = i * each + torch.arange(len(rows)) * each // len(rows)
+        kind = torch.searchsorted(present, value[order])
+        number = torch.full_like(present, OUT)  # of every value among those kept
+        number[kept] = torch.arange(len(kept), dtype=number.dtype)
+        part = rank_within(kind) * each // size[kind]
+        owner = torch.empty_like(value)
+        owner[order] = torch.where(number[kind] == OUT, OUT, number[kind] * each + part).to(value.dtype)
         return owner
 
     def _name(self, deck: Deck) -> str:
@@ -78,9 +81,10 @@ class ClassGroups:
         for half, mine in enumerate((deck.positive, ~deck.positive)):
             kinds = deck.targets[mine].unique()
             kinds = kinds[shuffle(len(kinds), seed, 7 + half)]
-            for client, (kind, part, parts) in enumerate(_shares(len(kinds), clients)):
-                rows = torch.isin(deck.targets, kinds[kind]).nonzero().flatten()
-                owner[rows[len(rows) * part // parts : len(rows) * (part + 1) // parts]] = client
+            for client, sharing, chosen in _shares(kinds, clients):
+                rows = torch.isin(deck.targets, chosen).nonzero().flatten()
+                # cut into parts from len(rows) * part // sharing on
+                owner[rows] = client + ((torch.arange(len(rows)) + 1) * sharing - 1) // max(1, len(rows))
         if self.imratio < 1:
             owner[_surplus(owner, deck.positive, self.imratio, clients, seed)] = OUT
         size = torch.bincount(owner[owner != OUT], minlength=clients)
@@ -90,23 +94,20 @@ class ClassGroups:
         return owner
 
 
-def _shares(classes: int, clients: int) -> list[tuple[list[int], int, int]]:
-    """For every client its classes, and which of how many equal parts of their rows it gets."""
+def _shares(kinds: Tensor, clients: int) -> list[tuple[int, int, Tensor]]:
+    """(client, sharing, classes): so many clients from this one on share the rows of these classes equally."""
+    classes = len(kinds)
     if clients <= classes:
-        groups: list[list[int]] = [[] for _ in range(clients)]
-        for kind in range(classes):
-            groups[kind * clients // classes].append(kind)
-        return [(group, 0, 1) for group in groups]
-    kinds = [client * classes // clients for client in range(clients)]
-    return [([kind], kinds[:client].count(kind), kinds.count(kind)) for client, kind in enumerate(kinds)]
+        group = torch.arange(classes) * clients // classes
+        return [(client, 1, kinds[group == client]) for client in range(clients)]
+    firsts = [-(-kind * clients // classes) for kind in range(classes + 1)]
+    return [(first, end - first, kinds[kind : kind + 1]) for kind, (first, end) in enumerate(pairwise(firsts))]
 
 
 def _surplus(owner: Tensor, positive: Tensor, imratio: float, clients: int, seed: int) -> Tensor:
     """The positives to remove, at random, so that no client has a larger share of them."""
     order = shuffle(len(owner), seed, 2)
-    removed = []
-    for client in range(clients):
-        mine = order[(owner == client)[order]]
-        positives = mine[positive[mine]]
-        removed.append(positives[round(imratio / (1 - imratio) * (len(mine) - len(positives))) :])
-    return torch.cat(removed)
+    order = order[positive[order] & (owner[order] != OUT)]
+    negatives = torch.bincount(owner[~positive & (owner != OUT)], minlength=clients)
+    kept = torch.round(imratio / (1 - imratio) * negatives.double()).long()
+    return order[rank_within(owner[order]) >= kept[owner[order]]]

@@ -45,19 +45,19 @@ class Saved(NamedTuple):
 def save(folder: Path, progress: Progress, clients: dict[str, Tensor], constants: dict[str, float], keep: int) -> Path:
     """Write a checkpoint and drop all but the newest `keep`."""
     leaves = dict(named_leaves(progress.server))
-    tensors = {f"server.{name}": leaf for name, leaf in leaves.items() if isinstance(leaf, Tensor)}
-    tensors |= {f"clients.{name}": leaf for name, leaf in clients.items()}
-    blob = safetensors.torch.save({name: leaf.detach().cpu().clone() for name, leaf in tensors.items()})
-    numbers = {
-        "format": 1, "round": progress.round, "traffic": progress.traffic._asdict(),
-        "server": {name: leaf for name, leaf in leaves.items() if not isinstance(leaf, Tensor)},
-        "constants": constants, "sha256": hashlib.sha256(blob).hexdigest(),
-    }
+    tensors = {f"server.{name}": leaf.detach().cpu().clone() for name, leaf in leaves.items()
+               if isinstance(leaf, Tensor)}  # two of them may be one, which the format does not know
+    tensors |= {f"clients.{name}": leaf.cpu() for name, leaf in clients.items()}  # may be larger than the memory
     final = folder / f"{progress.round:08d}"
     unfinished = folder / f".{final.name}.unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
-    _write(unfinished / TENSORS, blob)
+    safetensors.torch.save_file(tensors, unfinished / TENSORS)
+    numbers = {
+        "format": 1, "round": progress.round, "traffic": progress.traffic._asdict(),
+        "server": {name: leaf for name, leaf in leaves.items() if not isinstance(leaf, Tensor)},
+        "constants": constants, "sha256": _digest(unfinished / TENSORS, sync=True),
+    }
     _write(unfinished / NUMBERS, json.dumps({**numbers, "checksum": _checksum(numbers)}, indent=1).encode())
     shutil.rmtree(final, ignore_errors=True)
     unfinished.rename(final)
@@ -84,10 +84,9 @@ def _read(path: Path) -> Saved:
     checksum = numbers.pop("checksum")
     if checksum != _checksum(numbers):
         raise ValueError(f"{NUMBERS} does not match its checksum")
-    blob = (path / TENSORS).read_bytes()
-    if hashlib.sha256(blob).hexdigest() != numbers["sha256"]:
+    if _digest(path / TENSORS) != numbers["sha256"]:
         raise ValueError(f"{TENSORS} does not match its checksum")
-    tensors = safetensors.torch.load(blob)
+    tensors = safetensors.torch.load_file(path / TENSORS)  # mapped: read where it is looked at
     parts: dict[str, dict[str, Any]] = {"server": dict(numbers["server"]), "clients": {}}
     for name, tensor in tensors.items():
         part, _, rest = name.partition(".")
@@ -102,6 +101,14 @@ def _newest_first(folder: Path) -> list[Path]:
 
 def _checksum(numbers: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()
+
+
+def _digest(path: Path, sync: bool = False) -> str:
+    """The checksum of a file, read piece by piece. sync: once it is on the disk."""
+    with path.open("rb") as file:
+        if sync:
+            os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -28,7 +28,7 @@ class Ask(NamedTuple):
     """One ask to the clients that will answer it."""
 
     work: Work
-    message: Any  # numbers lifted to tensors; personal fields have one row per client
+    message: Any  # tensors on the engine's device, numbers lifted to tensors on the host; personal fields have rows
     personal: tuple[str, ...]
     collect: tuple[str, ...]
     summed: tuple[str, ...]
@@ -59,6 +59,9 @@ class Engine(Protocol):
 
     def open(self, first_client: Any) -> None:
         """Set the state of clients never visited."""
+
+    def expect(self, rounds: int) -> None:
+        """So many rounds are still to come: what is worth preparing for."""
 
     def run(self, ask: Ask) -> Outcome: ...
     def commit(self) -> None: ...

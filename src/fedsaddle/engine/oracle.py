@@ -15,6 +15,7 @@ from torch.func import grad, vmap
 from torch.utils import _pytree as pytree
 
 from fedsaddle.contracts import Pair, Point, Problem, Scores, SettingError
+from fedsaddle.engine.programs.tracing import Opaque
 
 
 class ProblemOracle:
@@ -25,6 +26,11 @@ class ProblemOracle:
         closed_form = getattr(problem, "gradient", None)
         self._one = closed_form or grad(problem.loss, argnums=(0, 1))
         self._project = getattr(problem, "project", None)
+
+        def active_loss(x: Tensor, y: Tensor, both: Any) -> Any:
+            return self._coupled().active_loss(x, y, *both)
+
+        self._active = grad(active_loss, argnums=(0, 1), has_aux=True)
 
     def loss(self, z: Point, batch: Any) -> Tensor:
         return self.problem.loss(z.x, z.y, batch)
@@ -40,12 +46,7 @@ class ProblemOracle:
 
     def active(self, z: Point, pair: Pair, old: tuple[Scores, Scores]) -> tuple[Point, tuple[Tensor, Tensor]]:
         leaves, form = pytree.tree_flatten((pair, old))
-
-        def loss(x: Tensor, y: Tensor, both: Any) -> Any:
-            return self._coupled().active_loss(x, y, *both)
-
-        rule = _Rule(grad(loss, argnums=(0, 1), has_aux=True), form)
-        x, y, *scores = _Gradient.apply(rule, z.x, z.y, *leaves)  # type: ignore[no-untyped-call]
+        x, y, *scores = _Gradient.apply(_Rule(self._active, form), z.x, z.y, *leaves)  # type: ignore[no-untyped-call]
         return Point(x, y), (scores[0], scores[1])
 
     def _coupled(self) -> Any:
@@ -79,5 +80,6 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], rule: _Rule, *values: Tensor) -> Any:
-        results = vmap(rule, in_dims=in_dims[1:])(*values)
+        many = Opaque(vmap(rule, in_dims=in_dims[1:]), (rule.one, rule.form, in_dims[1:]))
+        results = many(*values)
         return results, (0,) * len(results)

@@ -34,9 +34,13 @@ class Reference:
         self.kept: dict[int, Any] = {}
         self.pending: dict[int, Any] = {}
 
+    def expect(self, rounds: int) -> None:
+        """Nothing is prepared here."""
+
     @torch.no_grad()
     def run(self, ask: Ask) -> Outcome:
         replies = []
+        ask = ask._replace(message=map_leaves(lambda leaf: leaf.to(self.device), ask.message))
         for position, client in enumerate(ask.ids.tolist()):
             own = {name: map_leaves(lambda leaf, at=position: leaf[at], getattr(ask.message, name))
                    for name in ask.personal}

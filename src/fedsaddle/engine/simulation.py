@@ -1,61 +1,136 @@
-"""The simulation: the clients of an ask run together under `vmap`, in chunks, with running sums.
+"""The simulation: the clients of an ask run together, in chunks, with running sums.
 
-Memory is bounded by the chunk. Draws are keyed by client, so the chunk never changes a result beyond
-rounding. Clients are cut into chunks by size where all their rows are needed, to waste little padding; where rows
-interact, as in batch norm, clients of different sizes never share a chunk, so that no statistic sees padding.
+Memory is bounded by the chunk. Draws are keyed by client, so neither the chunk nor the way in which it is computed
+changes a result beyond rounding. Clients are cut into chunks by size where all their rows are needed, to waste little
+padding; where rows interact, as in batch norm, clients of different sizes never share a chunk, so that no statistic
+sees padding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
-from fedsaddle.contracts import Data, Problem
+from fedsaddle.contracts import Problem
 from fedsaddle.data.clients import Clients
-from fedsaddle.engine.draws import Form, batches
-from fedsaddle.engine.federation import Ask, Outcome, sort_fields
+from fedsaddle.engine.calibration import AUTO, Calibration, Way
+from fedsaddle.engine.devices import sent
+from fedsaddle.engine.draws import Form, Shape, keys_of
+from fedsaddle.engine.federation import Ask, Outcome
 from fedsaddle.engine.ledger import Size, size_of
 from fedsaddle.engine.oracle import ProblemOracle
+from fedsaddle.engine.programs.bodies import EAGER, Bodies, Task
+from fedsaddle.engine.programs.capture import Captured
+from fedsaddle.engine.programs.compiling import keep_freed_memory
+from fedsaddle.engine.programs.tracing import Untraceable
+from fedsaddle.engine.ranks import Ranks
 from fedsaddle.engine.states import ClientStates
-from fedsaddle.maths.trees import leaves, map_leaves
+from fedsaddle.engine.sums import Sums, reduced, reply_size
+from fedsaddle.maths.streams import Reach, reach
+from fedsaddle.maths.trees import leaves, map_leaves, with_leaves
 from fedsaddle.models.checks import mixes_rows
 
-CHUNK_BYTES = 256 << 20  # what a chunk's data and variables may take when the chunk is chosen automatically
-CHUNK_CLIENTS = {"cpu": 64, "cuda": 4096}
+CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 4 << 30}  # what a chunk's data and variables may take
+CHUNK_CLIENTS = 4096
+
+
+class Chunk(NamedTuple):
+    """Who is computed, and what for; small, and on the host until it is needed."""
+
+    ids: Tensor
+    keys: Tensor  # of the draws
+    mean_weight: Tensor
+    sum_weight: Tensor
 
 
 class Simulation:
     """An Engine that computes many clients at once."""
 
     def __init__(self, problem: Problem, clients: Clients, batch_size: int, dtype: torch.dtype,
-                 chunk: int | None = None) -> None:
-        self.device, self.dtype, self.batch_size, self.chunk = clients.inputs.device, dtype, batch_size, chunk
+                 chunk: int | None = None, execution: str = AUTO, ranks: Ranks | None = None,
+                 resident: int | None = None) -> None:
+        """resident: bytes of client states in memory; those beyond are in files in `folder`."""
+        self.resident = resident
+        self.folder: Path | None = None
+        self.device, self.dtype, self.batch_size = clients.inputs.device, dtype, batch_size
+        self.calibration, self.ranks = Calibration(execution, chunk), ranks or Ranks()
         self.clients = clients
+        self.runs = clients.strata or (clients.run,)
+        self.sizes = [run.size.cpu() for run in self.runs]  # rows of every client, on the host
+        self.rows = clients.run.size.cpu()
+        self.most = [max(1, int(size.max())) for size in self.sizes]
         self.pose(problem)
         self.open(())
+        if self.device.type == "cpu":
+            keep_freed_memory()
 
     def pose(self, problem: Problem) -> None:
         self.form = Form(self.batch_size, getattr(problem, "noise", 0), self.dtype)
         self.oracle = ProblemOracle(problem)
+        self.bodies = Bodies(self.oracle)
+        self.captured: dict[Any, tuple[Captured, Any, Size]] = {}
+        self.reaches: dict[int, tuple[Reach, ...]] = {}
         self.unpadded = mixes_rows(problem)
 
     def open(self, first_client: Any) -> None:
-        self.states = ClientStates(first_client, self.clients.count, self.device)
+        self.states = ClientStates(first_client, self.clients.count, self.device, self.resident, self.folder)
+
+    def settle_in(self, folder: Path) -> None:
+        """Where large files of the run may lie."""
+        self.folder = folder
+        self.states.settle_in(folder)
+
+    def join(self, ranks: Ranks) -> None:
+        """Become one of several processes, which have had the same states until now."""
+        self.ranks = ranks
+        self.calibration.seconds.clear()  # of an eager answer by other shares
+        if not self.states.stateless and ranks.size > 1:
+            self.states.keep_only(lambda ids: ids % ranks.size == ranks.rank)
+
+    def expect(self, rounds: int) -> None:
+        self.calibration.rounds = rounds
+
+    def run(self, ask: Ask) -> Outcome:
+        sizes = self.rows[ask.ids] if ask.draw.full else None
+        shares = self.ranks.shares(ask.ids, sizes, owned=not self.states.stateless)
+        mine = shares[self.ranks.rank]
+        way = self.calibration.way(self, ask, mine)
+        began = time.perf_counter()
+        try:
+            sums = self.compute(ask, mine, way or Way(EAGER, self.calibration.chunk or self.automatic(ask)))
+        except Untraceable as error:
+            self.calibration.give_up(ask, way, error)  # type: ignore[arg-type]  # eager ways trace nothing
+            sums = self.compute(ask, mine, Way(EAGER, self.calibration.chunk or self.automatic(ask)))
+        if way is None:
+            self.calibration.tell(self, ask, time.perf_counter() - began)
+        return sums.outcome(self.ranks, shares)
 
     @torch.no_grad()
-    def run(self, ask: Ask) -> Outcome:
-        sums = _Sums(ask, self.device, self.dtype)
-        for part in self._chunks(ask):
-            ids = ask.ids[part].to(self.device)
-            data = batches(self.clients, ids, ask.draw, self.form, ask.address)
-            reply, state = self._vectorised(ask, part, self.states.read(ids), data)
-            self.states.write(ids, state)
-            sums.add(part, reply)
-        return sums.outcome()
+    def compute(self, ask: Ask, share: Tensor, way: Way, keep: bool = True) -> Sums:
+        """The replies of the clients at these positions, summed up; their states are written, if they are to be kept.
+
+        A process without a share computes one client that weighs nothing: its reply tells the shapes.
+        """
+        sums, keys = Sums(ask), torch.tensor(keys_of(ask.address, len(self.runs)))
+        weights = (ask.weight / ask.weight.sum(), ask.objective) if len(share) else (0 * ask.weight,) * 2
+        idle, share = not len(share), share if len(share) else torch.zeros(1, dtype=torch.int64)
+        for part in self._chunks(ask, share, way):
+            whole = part if way.kind == EAGER else _padded(part, way.chunk, len(share))
+            mean_weight, sum_weight = (_for_the_first(len(part), weight[whole]) for weight in weights)
+            ids = ask.ids[whole]
+            kept, state, size = self._replies(ask, whole, way, Chunk(ids, keys, mean_weight, sum_weight))
+            if len(part) < len(whole):
+                state = _cut(state, len(part))
+                kept = _first_of_each(ask, kept, len(part))
+            if keep and not idle and not self.states.stateless:
+                self.states.write(ids[: len(part)], state)
+            sums.add(part, _first_of_each(ask, kept, 0) if idle else kept, size)
+        return sums
 
     def commit(self) -> None:
         self.states.commit()
@@ -64,79 +139,117 @@ class Simulation:
         self.states.rollback()
 
     def dump(self) -> dict[str, Tensor]:
-        return self.states.dump()
+        """The states of all clients, whichever process keeps them; every process must call it."""
+        mine = self.states.dump()
+        if self.ranks.size == 1 or self.states.stateless:
+            return mine
+        counts = [int(n) for n in self.ranks.gathered(torch.tensor([self.states.visited]), [1] * self.ranks.size)]
+        return {name: self.ranks.gathered(rows, counts) for name, rows in mine.items()} if sum(counts) else {}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         self.states.load(tensors)
+        self.join(self.ranks)
 
-    def _vectorised(self, ask: Ask, part: Tensor, states: Any, data: Data) -> tuple[Any, Any]:
-        message, axes = ask.message, None
-        if ask.personal:
-            own = {name: map_leaves(lambda leaf: leaf[part.to(leaf.device)], getattr(message, name))
-                   for name in ask.personal}
-            message = message._replace(**own)
-            axes = type(message)(*(0 if name in ask.personal else None for name in message._fields))
+    def _replies(self, ask: Ask, part: Tensor, way: Way, chunk: Chunk) -> tuple[Any, Any, Size]:
+        """Reduced replies and new states of a chunk of clients, and the size of one reply."""
+        states = () if self.states.stateless else self.states.read(chunk.ids)
+        shape, message = self._shape(ask, part, way), self._message(ask, part)
+        task = Task(ask.work, ask.personal, shape, len(part))
+        if self.device.type == "cuda" and way.kind != EAGER:
+            return self._replayed(ask, way, task, chunk, message, states)
+        chunk, message = map_leaves(lambda leaf: sent(leaf, self.device), (chunk, message))
+        return self._step(ask, way, task, chunk, message, states)
 
-        def one(message: Any, state: Any, data: Data) -> tuple[Any, Any]:
-            return ask.work(self.oracle, message, state, data)
+    def _step(self, ask: Ask, way: Way, task: Task, chunk: Chunk, message: Any, states: Any) -> tuple[Any, Any, Size]:
+        """Draw the batches, do the work, reduce the replies; everything on the device."""
+        drawn = self.bodies.batches(way.kind, self.clients, task.shape, chunk.ids, chunk.keys)
+        reply, state = self.bodies.body(way.kind, task, message, states, drawn)(message, states, drawn)
+        weights = chunk.mean_weight.to(self.dtype), chunk.sum_weight.to(self.dtype)
+        return reduced(ask, reply, *weights), state, reply_size(reply, task.clients)
 
-        stateful = 0 if leaves(states) else None
-        result: tuple[Any, Any] = vmap(one, in_dims=(axes, stateful, 0))(message, states, data)
-        return result
+    def _replayed(
+        self, ask: Ask, way: Way, task: Task, chunk: Chunk, message: Any, states: Any,
+    ) -> tuple[Any, Any, Size]:
+        """The same as a CUDA graph."""
+        given = (chunk, message, states)
+        name = (self.bodies.key(way.kind, task, message, states), ask.collect, ask.summed)
+        if name not in self.captured:
+            form: list[Any] = []
 
-    def _chunks(self, ask: Ask) -> Iterator[Tensor]:
+            def flat(*values: Tensor) -> Sequence[Tensor]:
+                kept, state, size = self._step(ask, way, task, *with_leaves(given, values))
+                form[:] = [(kept, state), size]
+                return leaves((kept, state))
+
+            graph = Captured(flat, leaves(given))
+            self.captured[name] = graph, map_leaves(lambda _: 0, form[0]), form[1]
+        graph, tree, size = self.captured[name]
+        kept, state = with_leaves(tree, graph(*leaves(given)))
+        return kept, state, size
+
+    def _message(self, ask: Ask, part: Tensor) -> Any:
+        own = {name: map_leaves(lambda leaf: leaf[part.to(leaf.device)], getattr(ask.message, name))
+               for name in ask.personal}
+        return ask.message._replace(**own) if own else ask.message
+
+    def _shape(self, ask: Ask, part: Tensor, way: Way) -> Shape:
+        """Shapes of the chunk's batches; a full batch is padded a little more where a program can then be reused."""
+        widths = [max(1, int(size[ask.ids[part]].max())) for size in self.sizes] if ask.draw.full else []
+        if way.kind != EAGER and not self.unpadded:
+            widths = [min(_power_of_two(width), most) for width, most in zip(widths, self.most, strict=False)]
+        settled = self._reaches(ask.draw.minibatches * self.batch_size) if self.device.type == "cuda" else ()
+        return Shape(self.form, ask.draw.minibatches, ask.draw.inputs, tuple(widths), settled)
+
+    def _reaches(self, count: int) -> tuple[Reach, ...]:
+        if count not in self.reaches:
+            self.reaches[count] = tuple(reach(size, count) for size in self.sizes)
+        return self.reaches[count]
+
+    def _chunks(self, ask: Ask, share: Tensor, way: Way) -> Iterator[Tensor]:
         """Positions in the ask, chunk by chunk."""
-        sizes = self.clients.run.size[ask.ids.to(self.device)].cpu()
-        order = torch.argsort(sizes, stable=True) if ask.draw.full else torch.arange(len(ask.ids))
-        chunk = self.chunk or self._automatic(ask, sizes)
+        order = share[torch.argsort(self.rows[ask.ids[share]], stable=True)] if ask.draw.full else share
         for alike in self._alike(ask, order) if ask.draw.full and self.unpadded else [order]:
-            yield from alike.split(chunk)
+            yield from alike.split(way.chunk)
 
     def _alike(self, ask: Ask, order: Tensor) -> Iterator[Tensor]:
         """Positions of clients with equally many rows, in every stratum."""
-        runs = self.clients.strata or (self.clients.run,)
-        sizes = torch.stack([run.size[ask.ids.to(self.device)].cpu() for run in runs], 1)[order]
+        sizes = torch.stack([size[ask.ids[order]] for size in self.sizes], 1)
         for size in torch.unique(sizes, dim=0):
             yield order[(sizes == size).all(1)]
 
-    def _automatic(self, ask: Ask, sizes: Tensor) -> int:
-        rows = ask.draw.minibatches * self.batch_size + (int(sizes.max()) if ask.draw.full else 0)
+    def automatic(self, ask: Ask) -> int:
+        """As many clients at once as memory allows."""
+        largest = int(self.rows[ask.ids].max()) if ask.draw.full else 0
+        rows = ask.draw.minibatches * self.batch_size + largest
         row = self.clients.inputs[0].numel() * self.clients.inputs.element_size()
         # A row's activations are taken to need as much as the row again; a work to hold eight copies of its message.
-        per_client = 2 * rows * row + 8 * size_of(ask.message).bytes
-        return max(1, min(CHUNK_BYTES // max(1, per_client), CHUNK_CLIENTS[self.device.type]))
+        per_client = 2 * rows * row + 8 * size_of(ask.message).bytes if ask.draw.inputs else 64 * rows
+        share = -(-len(ask.ids) // self.ranks.size)
+        most = CHUNK_CLIENTS if ask.draw.inputs else 1 << 16
+        return max(1, min(CHUNK_BYTES[self.device.type] // max(1, per_client), most, share))
 
 
-class _Sums:
-    """Running sums over chunks, and the collected fields in the ask's order."""
+def _padded(part: Tensor, chunk: int, clients: int) -> Tensor:
+    """A short chunk filled up with one of its own clients, whose further replies nobody uses."""
+    full = min(chunk, _power_of_two(clients))
+    return torch.cat([part, part[:1].expand(full - len(part))]) if len(part) < full else part
 
-    def __init__(self, ask: Ask, device: torch.device, dtype: torch.dtype) -> None:
-        self.ask, self.device, self.dtype = ask, device, dtype
-        self.mean_weight = (ask.weight / ask.weight.sum()).to(device, dtype)
-        self.sum_weight = ask.objective.to(device, dtype)
-        self.totals: dict[str, Any] = {}
-        self.parts: dict[str, list[Any]] = {}
-        self.order: list[Tensor] = []
 
-    def add(self, part: Tensor, reply: Any) -> None:
-        self.type, self.order = type(reply), [*self.order, part]
-        self.where = sort_fields(reply._fields, self.ask.collect, self.ask.summed)
-        self.size = Size(*(total // len(part) for total in size_of(reply)))
-        for name, kind in self.where.items():
-            value = getattr(reply, name)
-            if kind == "each":
-                self.parts.setdefault(name, []).append(value)
-                continue
-            weight = (self.mean_weight if kind == "mean" else self.sum_weight)[part.to(self.device)]
-            total = map_leaves(lambda leaf, w=weight: torch.tensordot(w, leaf.to(self.dtype), 1), value)
-            self.totals[name] = map_leaves(torch.add, self.totals[name], total) if name in self.totals else total
+def _for_the_first(count: int, weight: Tensor) -> Tensor:
+    """The weights with those after the first so many set to zero."""
+    return weight if count == len(weight) else torch.where(torch.arange(len(weight)) < count, weight, 0.0)
 
-    def outcome(self) -> Outcome:
-        back = torch.argsort(torch.cat(self.order)).to(self.device)
-        for name, values in self.parts.items():
-            self.totals[name] = map_leaves(lambda *leaf: torch.cat(leaf)[back], *values)
 
-        def fields(kind: str) -> Any:
-            return self.type(*(self.totals[name] if kind == k else None for name, k in self.where.items()))
+def _first_of_each(ask: Ask, kept: Any, count: int) -> Any:
+    """Collected fields cut to so many clients."""
+    every = "*" in ask.collect
+    return type(kept)(*(_cut(getattr(kept, name), count) if every or name in ask.collect else getattr(kept, name)
+                        for name in kept._fields))
 
-        return Outcome(fields("mean"), fields("sum"), fields("each"), self.size)
+
+def _cut(tree: Any, count: int) -> Any:
+    return map_leaves(lambda leaf: leaf[:count], tree)
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()

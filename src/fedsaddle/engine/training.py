@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedsaddle.contracts import Algorithm, NobodyAnswered, Point, Problem, Rows
+from fedsaddle.engine.devices import finished
 from fedsaddle.engine.federation import EngineFederation
 from fedsaddle.engine.ledger import Traffic
 from fedsaddle.metrics import primal
@@ -36,6 +37,10 @@ class Plan(NamedTuple):
     rounds: int
     evaluate_every: int = 10
     stop_after_floats: int | None = None  # stop once the server has received so many
+
+    def over(self, progress: Progress) -> bool:
+        enough = self.stop_after_floats is not None and progress.traffic.floats_up >= self.stop_after_floats
+        return enough or progress.round >= self.rounds
 
 
 class Diverged(RuntimeError):
@@ -61,23 +66,30 @@ def first_progress(algorithm: Algorithm, z: Point, federation: EngineFederation)
 
 def rounds(
     algorithm: Algorithm, federation: EngineFederation, progress: Progress, plan: Plan,
-    evaluate: Callable[[Point], tuple[Measures, list[str]]],
+    evaluate: Callable[[Point], tuple[Measures, list[str]]] | None,
 ) -> Iterator[tuple[Progress, Record]]:
-    """Every round from `progress` on, with its record."""
+    """Every round from `progress` on, with its record. `evaluate`: None in processes that do not look.
+
+    On a GPU a round only queues its work; what is still in the queue is waited for in rounds with an evaluation, so
+    seconds are right over all rounds between two evaluations, not round by round.
+    """
     while progress.round < plan.rounds:
         began = time.perf_counter()
+        federation.engine.expect(plan.rounds - progress.round)
         server, skipped = one_round(algorithm, federation, progress)
         traffic = progress.traffic + federation.traffic
         progress = Progress(server, progress.round + 1, traffic)
-        enough = plan.stop_after_floats is not None and traffic.floats_up >= plan.stop_after_floats
-        last = enough or progress.round == plan.rounds
+        last = plan.over(progress)
         record: Record = {
             "round": progress.round, "updates": server.round, "skipped": skipped,
             **federation.traffic._asdict(), "total": traffic._asdict(),
             "asks": [{"work": name, **one._asdict()} for name, one in federation.asks],
         }
+        due = evaluate is not None and (last or progress.round % plan.evaluate_every == 0)
+        if due:  # rounds before may still be in a device's queue: their time is not the evaluation's
+            finished(federation.engine.device)
         trained = time.perf_counter()
-        if last or progress.round % plan.evaluate_every == 0:
+        if due and evaluate is not None:
             z = algorithm.solution(server)
             record["measures"], record["alarms"] = evaluate(z)
             record["diverged"] = not all(bool(torch.isfinite(part).all()) for part in z)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -23,7 +23,15 @@ def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 
 def leaves(tree: Any) -> list[Any]:
-    return [leaf for _, leaf in named_leaves(tree)]
+    if tree is None:
+        return []
+    return [leaf for child in tree for leaf in leaves(child)] if isinstance(tree, tuple) else [tree]
+
+
+def with_leaves(tree: Any, values: Iterable[Any]) -> Any:
+    """A tree of the same form with these leaves, in order: the inverse of `leaves`."""
+    supply = iter(values)
+    return map_leaves(lambda _: next(supply), tree)
 
 
 def named_leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -50,13 +58,12 @@ def fill(tree: Any, values: dict[str, Any], prefix: str = "") -> Any:
 
 
 def lift(tree: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    """Numbers become 0-dim tensors on the device, floats of the run's precision: a schedule never sets a shape."""
+    """Tensors go to the device. Numbers become 0-dim tensors, floats of the run's precision, so that a schedule never
+    sets a shape; they stay on the host, since sending one by itself would make the host wait for a device."""
 
     def one(leaf: Any) -> Tensor:
         if isinstance(leaf, Tensor):
-            return leaf.to(device)
-        if isinstance(leaf, bool | int):
-            return torch.tensor(leaf, device=device)
-        return torch.tensor(leaf, device=device, dtype=dtype)
+            return leaf.to(device) if leaf.dim() or leaf.device.type != "cpu" else leaf
+        return torch.tensor(leaf, dtype=None if isinstance(leaf, bool | int) else dtype)
 
     return map_leaves(one, tree)

@@ -12,6 +12,7 @@ from torch.func import vmap
 
 from fedsaddle.contracts import Batch, Point, Problem, Rows
 from fedsaddle.metrics.primal import fixed_noise
+from fedsaddle.metrics.scalars import as_numbers
 
 SLICE = 4096  # rows evaluated at once
 HIGHER = {"accuracy"}  # measures that are better when higher; of the others the worst is the highest
@@ -55,13 +56,17 @@ def row_losses(problem: Problem, z: Point, rows: Rows) -> dict[str, Tensor]:
 def summary(values: Tensor, higher: bool) -> dict[str, float]:
     """Over clients, all counting alike. worst_tenth: the mean of the worst 10 %, at least one client; spread: the
     standard deviation."""
+    return as_numbers(_summary(values, higher))
+
+
+def _summary(values: Tensor, higher: bool) -> dict[str, Tensor]:
     ordered = torch.sort(values.double(), descending=not higher).values
     tenth = ordered[: ceil(len(values) / 10)]
-    return {"worst": float(ordered[0]), "worst_tenth": float(tenth.mean()), "mean": float(ordered.mean()),
-            "spread": float(ordered.std(correction=0))}
+    return {"worst": ordered[0], "worst_tenth": tenth.mean(), "mean": ordered.mean(),
+            "spread": ordered.std(correction=0)}
 
 
 def fairness(problem: Problem, z: Point, clients: Any, track: Track = iter) -> dict[str, float]:
     """The summary of every measure by client: accuracy_worst, accuracy_worst_tenth, ..., loss_spread."""
-    return {f"{name}_{part}": value for name, values in by_client(problem, z, clients, track).items()
-            for part, value in summary(values, name in HIGHER).items()}
+    return as_numbers({f"{name}_{part}": value for name, values in by_client(problem, z, clients, track).items()
+                       for part, value in _summary(values, name in HIGHER).items()})

@@ -88,15 +88,15 @@ def histogram_auc(
         raise SettingError(f"histogram_auc: {bins} bins in {asks} asks; give at least {FEWEST} bins and 1 ask")
     dtype = z.x.dtype
     curve: list[Known] = []
-    work, cohort, answered = counting(score), federation.everyone(), ()
+    work, cohort, answered = counting(score), federation.everyone(), torch.zeros(0, dtype=torch.int64)
     cohort = cohort._replace(weight=torch.ones_like(cohort.weight))  # a row is a row, whatever its client weighs
     for ask in range(1, asks + 1):
         keys = thresholds(curve, bins, dtype)
         got = federation.average(work, Look(z, numbers(keys, dtype)), cohort, ALL)
-        counts = Counts(*(torch.round(part.double() * got.answered).long().cpu() for part in got.mean))
+        counts = rounded(got.mean, got.answered)
         exact = dtype == torch.float64 or max(int(part.max()) for part in counts) < EXACT
-        if tuple(got.ids.tolist()) != answered:  # the counts of other clients do not fit the earlier ones
-            curve, answered = [], tuple(got.ids.tolist())
+        if not torch.equal(got.ids, answered):  # the counts of other clients do not fit the earlier ones
+            curve, answered = [], got.ids
         curve = merged(curve, keys, counts, dtype)
         result = interval(curve, 0.0 if exact else ROUNDING)._replace(clients=got.answered, asks=ask)
         if int(counts.broken) or math.isnan(result.value):
@@ -104,6 +104,14 @@ def histogram_auc(
         if result.high - result.low <= 2 * NARROW:
             break
     return result
+
+
+def rounded(mean: Counts, answered: int) -> Counts:
+    """The counts of all that answered, from their mean, in one transfer."""
+    everything = torch.cat([part.reshape(-1) for part in mean]).double() * answered
+    bins = mean.positive.numel()
+    positive, negative, broken = torch.round(everything).long().cpu().split([bins, bins, 1])
+    return Counts(positive, negative, broken[0])
 
 
 def problem_score(problem: Any, z: Point, batch: Batch) -> Tensor:

@@ -7,7 +7,6 @@ the numbers compare methods under one classifier, and never with numbers of anot
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -36,15 +35,16 @@ class Seen(NamedTuple):
 
 @torch.no_grad()
 def judged(judge: Judge, batches: Iterable[Tensor]) -> Seen:
-    """Show the images to the judge, batch by batch."""
-    probabilities, parts = [], []
+    """Show the images to the judge, batch by batch. What it says stays on its device until the end."""
+    probabilities: list[Tensor] = []
+    total: Moments | None = None
     for images in batches:
         features, classes = judge(images)
-        probabilities.append(classes.double().cpu())
-        parts.append(moments(features))
-    if not parts:
+        probabilities.append(classes.double())
+        total = moments(features) if total is None else combined(total, moments(features))
+    if total is None:
         raise SettingError("images: there are none to judge; give at least one batch")
-    return Seen(torch.cat(probabilities), reduce(combined, parts))
+    return Seen(torch.cat(probabilities).cpu(), Moments(total.rows, total.mean.cpu(), total.covariance.cpu()))
 
 
 def inception_score(probabilities: Tensor, splits: int = 10) -> tuple[float, float]:
@@ -59,11 +59,12 @@ def inception_score(probabilities: Tensor, splits: int = 10) -> tuple[float, flo
         divergence = torch.special.entr(part.mean(0)).sum() - torch.special.entr(part).sum(1).mean()
         scores.append(divergence.exp())
     found = torch.stack(scores)
-    return float(found.mean()), float(found.std(correction=0))
+    mean, deviation = torch.stack([found.mean(), found.std(correction=0)]).tolist()
+    return mean, deviation
 
 
 def moments(features: Tensor) -> Moments:
-    values = features.double().cpu()
+    values = features.double()
     centred = values - values.mean(0)
     return Moments(len(values), values.mean(0), centred.T @ centred / max(1, len(values) - 1))
 

@@ -16,6 +16,7 @@ from torch.func import grad_and_value
 
 from fedsaddle.contracts import Batch, Point, Problem, Rows
 from fedsaddle.maths import keys, streams
+from fedsaddle.metrics.scalars import as_numbers
 
 SLICE = 2048  # rows whose gradient is computed at once
 
@@ -37,7 +38,7 @@ def primal(problem: Problem, z: Point, rows: Rows, steps: int = 20, size: float 
     objective = Pooled(problem, rows, z.x.dtype)
     y = best(z, rows) if best else climb(lambda y: objective.slope(z.x, y), z.y, steps, size, on_domain(problem, z.x))
     value, gradient = objective.gradient(z.x, y)
-    return Primal(float(value), float(torch.linalg.vector_norm(gradient)), y)
+    return Primal(**as_numbers({"value": value, "gradient": torch.linalg.vector_norm(gradient)}), y=y)
 
 
 def measures(problem: Problem, z: Point, rows: Rows, steps: int) -> dict[str, float]:
@@ -119,11 +120,13 @@ def climb(slope: Slope, y: Tensor, steps: int, size: float, project: Project) ->
     for _ in range(steps):
         while size > 1e-12:
             ahead = project(y + size * gradient)
-            if bool((ahead == y).all()):
-                return y
             new = slope(ahead)
             step = ahead - y
-            if bool(new[0] >= value + gradient @ step - step @ step / (2 * size)):
+            above = new[0] >= value + gradient @ step - step @ step / (2 * size)
+            stays, enough = torch.stack([(ahead == y).all(), above]).tolist()  # the one time that the host waits
+            if stays:
+                return y
+            if enough:
                 break
             size /= 2
         else:

@@ -1,10 +1,13 @@
-"""Who can be asked in a round, and who of them is drawn."""
+"""Who can be asked in a round, and who of them is drawn.
+
+A draw costs what the cohort does, whatever the population; where it must look at every client, its docstring says so.
+"""
 
 from __future__ import annotations
 
 import csv
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -51,7 +54,10 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Weighted:
-    """Every client can be asked, drawn by its size or by given weights."""
+    """Every client can be asked, drawn by its size or by given weights.
+
+    Without replacement a draw costs O(clients): it is by ranks, which every client has.
+    """
 
     by: tuple[float, ...] = setting((), "one weight per client; empty: the number of its rows")
     replace: bool = setting(False, "draw with replacement: a client drawn twice runs once and counts twice")
@@ -62,11 +68,17 @@ class Weighted:
 
     def weights(self, population: Population) -> Tensor | None:
         if not self.by:
-            return population.sizes.to("cpu", torch.float64)
-        if len(self.by) != population.clients or min(self.by) < 0 or sum(self.by) <= 0:
+            return _plain(population.sizes)
+        if len(self.by) != population.clients or not self._given[0]:
             raise SettingError(f"participation.select.by: {len(self.by)} weights for {population.clients} clients; "
                                "give one weight per client, none negative, not all zero")
-        return torch.tensor(self.by, dtype=torch.float64)
+        return self._given[1]
+
+    @cached_property
+    def _given(self) -> tuple[bool, Tensor]:
+        """Whether they are weights, and as a tensor, made once."""
+        weights = torch.tensor(self.by, dtype=torch.float64)
+        return bool((weights >= 0).all() & (weights.sum() > 0)), weights
 
 
 @dataclass(frozen=True)
@@ -94,7 +106,10 @@ class Cyclic:
 
 @dataclass(frozen=True)
 class Trace:
-    """Clients can be asked when a file says so: a CSV with the columns client, from, until (from <= time < until)."""
+    """Clients can be asked when a file says so: a CSV with the columns client, from, until (from <= time < until).
+
+    Who is there is looked up once a round, in O(intervals of the file).
+    """
 
     file: str = setting("", "path of the CSV file")
     tick: float = setting(1.0, "time that a round takes, in the file's unit; 1: the file counts rounds", above=0)
@@ -103,21 +118,35 @@ class Trace:
     replace = False
 
     def pool(self, round: int, population: Population) -> range | Tensor:
-        client, start, end = read_trace(self.file)
-        if int(client.max()) >= population.clients:
-            raise SettingError(f"participation.select.file = {self.file!r}: names client {int(client.max())}, but "
+        trace = read_trace(self.file)
+        if trace.largest >= population.clients:
+            raise SettingError(f"participation.select.file = {self.file!r}: names client {trace.largest}, but "
                                f"there are {population.clients} clients, numbered from 0")
         time = round * self.tick
-        time = time % self.period if self.period else time
-        available: Tensor = client[(start <= time) & (time < end)].unique()
-        return available
+        return trace.at(time % self.period if self.period else time)
 
     def weights(self, population: Population) -> Tensor | None:
         return None
 
 
-def read_trace(file: str) -> tuple[Tensor, Tensor, Tensor]:
-    """The intervals of an availability trace: client, from, until."""
+class Intervals:
+    """When which client can be asked."""
+
+    def __init__(self, client: Tensor, start: Tensor, end: Tensor) -> None:
+        order = torch.argsort(client, stable=True)
+        self.client, self.start, self.end = client[order], start[order], end[order]
+        self.largest = int(self.client[-1])
+        self._last: tuple[float, Tensor] | None = None  # the cohorts of a round share one answer
+
+    def at(self, time: float) -> Tensor:
+        """The clients, ascending."""
+        if self._last is None or self._last[0] != time:
+            self._last = time, self.client[(self.start <= time) & (time < self.end)].unique_consecutive()
+        return self._last[1]
+
+
+def read_trace(file: str) -> Intervals:
+    """The intervals of an availability trace."""
     try:
         return _intervals(file, Path(file).stat().st_mtime_ns)
     except (OSError, UnicodeDecodeError) as error:
@@ -126,7 +155,7 @@ def read_trace(file: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @lru_cache(maxsize=8)
-def _intervals(file: str, changed: int) -> tuple[Tensor, Tensor, Tensor]:
+def _intervals(file: str, changed: int) -> Intervals:
     """Read once; again when the file was changed."""
     where = f"participation.select.file = {file!r}"
     with Path(file).open(newline="", encoding="utf-8-sig") as stream:  # spreadsheets put a mark before the first name
@@ -144,14 +173,19 @@ def _intervals(file: str, changed: int) -> tuple[Tensor, Tensor, Tensor]:
             raise SettingError(f"{where}: line {number} is {row}; client must be at least 0, from below until")
     client, start, end = zip(*table, strict=True)
     # float64: single precision tells times since 1970 apart only to two minutes
-    return torch.tensor(client), torch.tensor(start, dtype=torch.float64), torch.tensor(end, dtype=torch.float64)
+    times = (torch.tensor(part, dtype=torch.float64) for part in (start, end))
+    return Intervals(torch.tensor(client), *times)
 
 
 def draw(
     selection: Selection, population: Population, seed: int, round: int, number: int,
     size: int | None, weights: Tensor | None, replace: bool,
 ) -> Cohort:
-    """The `number`-th cohort of a round. `weights` are the algorithm's own; they go before the selection's."""
+    """The `number`-th cohort of a round. `weights` are the algorithm's own; they go before the selection's.
+
+    O(cohort), but O(pool) with an algorithm's own weights, or without replacement by any. Own weights that are one
+    number, expanded, are a uniform draw.
+    """
     pool = selection.pool(round, population)
     if not len(pool):
         raise NobodyAnswered(f"no client can be asked in round {round}")
@@ -164,27 +198,70 @@ def draw(
         return whole(pool, population)
     size = len(pool) if size is None else size
     key = keys.address(seed, round, number, Purpose.COHORT)
-    if weights is None:
-        position = streams.draw_distinct(key, len(pool), min(size, len(pool)))
-        chosen = position + pool.start if isinstance(pool, range) else pool[position]
-        return _cohort(chosen, torch.ones_like(chosen), population.weights[chosen])
-    ids = whole(pool, population).ids
-    weights = weights.to("cpu", torch.float64)[ids]
-    if float(weights.sum()) <= 0:
+    if weights is None or (_alike(weights) and not replace):
+        chosen = _at(pool, streams.draw_distinct(key, len(pool), min(size, len(pool))))
+        times = torch.ones_like(chosen)
+        return _cohort(chosen, times, times.double() if own else population.weights[chosen])
+    weights = _inside(weights, pool, population)
+    cumulative = weights.cumsum(0, dtype=torch.float64) if own or not replace else _cumulative(weights)
+    if float(cumulative[-1]) <= 0:
         raise NobodyAnswered(f"no client with a positive weight can be asked in round {round}")
-    size = size if replace else min(size, int((weights > 0).sum()))
-    position, times = streams.draw_weighted(key, weights, size, replace).unique(return_counts=True)
-    chosen = ids[position]
+    position, chance = _by_chance(key, weights, cumulative, size) if replace else _by_rank(key, weights, size, own)
+    position, times = position.unique(return_counts=True)
+    chosen = _at(pool, position)
     if own:  # the weights are in the draw already
         return _cohort(chosen, times, torch.ones(len(chosen), dtype=torch.float64))
-    chance = weights if replace else streams.inclusion(key, weights, size)
-    return _cohort(chosen, times, population.weights[chosen] / chance[position])
+    return _cohort(chosen, times, population.weights[chosen] / chance[position].double())
 
 
 def whole(pool: range | Tensor, population: Population) -> Cohort:
     """Everyone in the pool, once."""
     ids = torch.arange(pool.start, pool.stop) if isinstance(pool, range) else pool
-    return Cohort(ids, torch.ones_like(ids), population.weights[ids])
+    weight = population.weights[pool.start : pool.stop] if isinstance(pool, range) else population.weights[pool]
+    return Cohort(ids, torch.ones_like(ids), weight)
+
+
+def _at(pool: range | Tensor, position: Tensor) -> Tensor:
+    return position + pool.start if isinstance(pool, range) else pool[position]
+
+
+def _alike(weights: Tensor) -> bool:
+    """Whether it is one positive number, repeated without being written out."""
+    return len(weights) > 1 and weights.stride(0) == 0 and float(weights[0]) > 0
+
+
+def _inside(weights: Tensor, pool: range | Tensor, population: Population) -> Tensor:
+    """Those of the pool; the same tensor where that is everyone."""
+    weights = weights.cpu()
+    if isinstance(pool, range):
+        return weights if len(pool) == population.clients else weights[pool.start : pool.stop]
+    return weights[pool]
+
+
+@lru_cache(maxsize=4)
+def _plain(sizes: Tensor) -> Tensor:
+    """Tensors are told apart by identity: the sizes of a population are converted once."""
+    return sizes.to("cpu", torch.float64)
+
+
+@lru_cache(maxsize=4)
+def _cumulative(weights: Tensor) -> Tensor:
+    """Of a selection's own weights, which stay as they are: summed once."""
+    return weights.cumsum(0, dtype=torch.float64)
+
+
+def _by_chance(key: int, weights: Tensor, cumulative: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Positions, as `streams.draw_weighted` with replacement draws them, and in proportion to what."""
+    position = torch.searchsorted(cumulative, streams.stream(key, count) * cumulative[-1], right=True)
+    return position.clamp(max=len(cumulative) - 1), weights
+
+
+def _by_rank(key: int, weights: Tensor, count: int, own: bool) -> tuple[Tensor, Tensor]:
+    """Positions without replacement, and how likely each was; an algorithm's own draw has no use for the latter."""
+    weights = weights.double()
+    count = min(count, int((weights > 0).sum()))
+    position = streams.draw_weighted(key, weights, count, replace=False)
+    return position, weights if own else streams.inclusion(key, weights, count)
 
 
 def _cohort(ids: Tensor, times: Tensor, weight: Tensor) -> Cohort:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedsaddle.contracts import Batch, Materials, Point, Rows, SettingError
 from fedsaddle.maths import flat
+from fedsaddle.metrics.scalars import as_numbers
 from fedsaddle.models.checks import check_module
 from fedsaddle.problems.classes import correct, cross_entropy
 
@@ -47,7 +48,7 @@ class Agnostic:
     def measure(self, z: Point, rows: Rows) -> dict[str, float]:
         """Accuracy and cross-entropy, every row weighing the same."""
         parts = [self.by_row(z, Rows(*part)) for part in zip(*(torch.split(p, SLICE) for p in rows), strict=True)]
-        return {name: float(torch.cat([part[name] for part in parts]).double().mean()) for name in parts[0]}
+        return as_numbers({name: torch.cat([part[name] for part in parts]).double().mean() for name in parts[0]})
 
     @torch.no_grad()
     def by_row(self, z: Point, rows: Rows) -> dict[str, Tensor]:

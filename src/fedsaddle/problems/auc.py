@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedsaddle.contracts import ALL, Batch, Data, Federation, Materials, Oracle, Point, Rows, SettingError, setting
+from fedsaddle.contracts import Batch, Data, Draw, Federation, Materials, Oracle, Point, Rows, SettingError, setting
 from fedsaddle.maths import flat
 from fedsaddle.metrics import auc
+from fedsaddle.metrics.scalars import as_numbers
 from fedsaddle.models.checks import check_module
 from fedsaddle.problems import alarms
 
@@ -143,7 +144,7 @@ class AUC:
         """Learn p with the objective's own client weights: with any other the saddle is not AUC's."""
         if self.p is not None:
             return self
-        share = federation.average(positive_share, Share(), federation.everyone(), ALL).mean
+        share = federation.average(positive_share, Share(), federation.everyone(), Draw(full=True, inputs=False)).mean
         positive, negative = float(share.positive), float(share.negative)
         if not positive or not negative:
             missing = "negatives (target <= 0)" if positive else "positives (target > 0)"
@@ -163,12 +164,11 @@ class AUC:
         scores, positive = self._pooled(z.x, rows.inputs), rows.targets > 0
         h, (a, b), alpha = scores.double(), z.x[-2:].double(), z.y[0].double()
         best = self._alpha(h, rows.targets)
-        return {
-            "auc": auc(scores, positive),
-            "objective": float(self._terms(h, rows.targets, a, b, alpha).mean()),
-            "primal": float(self._terms(h, rows.targets, a, b, best).mean()),
-            "score_min": float(h.min()), "score_max": float(h.max()), "score_spread": float(h.std(correction=0)),
-        }
+        return {"auc": auc(scores, positive), **as_numbers({
+            "objective": self._terms(h, rows.targets, a, b, alpha).mean(),
+            "primal": self._terms(h, rows.targets, a, b, best).mean(),
+            "score_min": h.min(), "score_max": h.max(), "score_spread": h.std(correction=0),
+        })}
 
     def alarms(self, measures: dict[str, float]) -> list[str]:
         return alarms.of_scores(measures)

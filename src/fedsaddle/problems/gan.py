@@ -105,17 +105,18 @@ class GAN:
         count = min(SEEN, len(rows.inputs))
         spaced = (torch.arange(count) * (len(rows.inputs) / count)).long().to(rows.inputs.device)
         rows = Rows(rows.inputs[spaced], rows.targets[spaced])
-        totals = torch.zeros(5, dtype=torch.float64)
+        totals = torch.zeros(5, dtype=torch.float64, device=rows.inputs.device)
         for share, batch in Pooled(self, rows, z.x.dtype).batches():
             real, fake = self._logits(z.y, batch.inputs).double(), self._logits(z.y, self._made(z.x, batch)).double()
             parts = (functional.logsigmoid(real), functional.logsigmoid(-fake), functional.logsigmoid(fake),
                      torch.sigmoid(real), torch.sigmoid(fake))
-            totals += share * torch.stack([part.mean() for part in parts]).cpu()
-        objective = float(totals[0] + totals[1])
+            totals += share * torch.stack([part.mean() for part in parts])
+        real, fake, fooled, seen_real, seen_fake = totals.tolist()  # one transfer
+        objective = real + fake
         return {
             "objective": objective, "discriminator_loss": -objective,
-            "generator_loss": float(totals[1] if self.generator_loss == "saturating" else -totals[2]),
-            "real": float(totals[3]), "fake": float(totals[4]),
+            "generator_loss": fake if self.generator_loss == "saturating" else -fooled,
+            "real": seen_real, "fake": seen_fake,
             "sliced_wasserstein": sliced_wasserstein(rows.inputs, self.samples(z, count)),
         }
 

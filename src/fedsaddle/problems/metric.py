@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedsaddle.contracts import Batch, Materials, Pair, Point, Rows, Scores, SettingError, setting
 from fedsaddle.maths import flat
 from fedsaddle.metrics import auc
+from fedsaddle.metrics.scalars import as_numbers
 from fedsaddle.models.checks import check_module
 from fedsaddle.problems.alarms import NARROW
 from fedsaddle.problems.pairwise import spaced
@@ -82,10 +83,10 @@ class Metric:
         i, j = torch.triu_indices(len(scores), len(scores), offset=1, device=scores.device)
         a, b = scores[i], scores[j]
         apart, similar = distance(a[:, :-1], b[:, :-1]), a[:, -1] == b[:, -1]
-        return {
-            "auc": auc(-apart, similar), "objective": float(self.pair_loss(a, b).mean()),
-            "distance_similar": float(apart[similar].mean()), "distance_other": float(apart[~similar].mean()),
-        }
+        return {"auc": auc(-apart, similar), **as_numbers({
+            "objective": self.pair_loss(a, b).mean(),
+            "distance_similar": apart[similar].mean(), "distance_other": apart[~similar].mean(),
+        })}
 
     def alarms(self, measures: dict[str, float]) -> list[str]:
         if measures["distance_other"] < NARROW:

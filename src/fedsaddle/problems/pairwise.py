@@ -28,6 +28,7 @@ from fedsaddle.contracts import (
 )
 from fedsaddle.maths import flat
 from fedsaddle.metrics import auc
+from fedsaddle.metrics.scalars import as_numbers
 from fedsaddle.models.checks import check_module
 from fedsaddle.problems import alarms
 from fedsaddle.problems.auc import SLICE
@@ -133,10 +134,10 @@ class Pairwise:
         scores = torch.cat([self._score(z.x, part) for part in torch.split(rows.inputs, SLICE)])
         h, positive = scores.double(), rows.targets > 0
         pairs = self.pair_loss(spaced(h[positive])[:, None], spaced(h[~positive])[None, :])
-        return {
-            "auc": auc(scores, positive), "objective": float(pairs.mean()),
-            "score_min": float(h.min()), "score_max": float(h.max()), "score_spread": float(h.std(correction=0)),
-        }
+        return {"auc": auc(scores, positive), **as_numbers({
+            "objective": pairs.mean(),
+            "score_min": h.min(), "score_max": h.max(), "score_spread": h.std(correction=0),
+        })}
 
     def alarms(self, measures: dict[str, float]) -> list[str]:
         return alarms.of_scores(measures)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedsaddle.contracts import Batch, Materials, Point, Rows, SettingError, setting
 from fedsaddle.maths import flat, projections
 from fedsaddle.metrics.primal import SLICE, Pooled, ascend, on_domain
+from fedsaddle.metrics.scalars import as_numbers
 from fedsaddle.models.checks import check_module
 from fedsaddle.problems.agnostic import NOT_FINITE, classes_of
 from fedsaddle.problems.classes import correct, cross_entropy
@@ -69,13 +70,13 @@ class Robust:
         """
         objective, at_rest = Pooled(self, rows, z.x.dtype), torch.zeros_like(z.y)
         got = self._fit(z.x, at_rest, rows, "")
-        got["objective"] = float(objective.value(*z))
+        got["objective"] = objective.value(*z)
         for start, name in ((at_rest, ""), (z.y, "_from_y")):
             y = ascend(lambda y: objective.slope(z.x, y)[1], start, self.steps, self.size, on_domain(self, z.x))
             robust = self._fit(z.x, y, rows, name)
             got |= {f"robust_{key}": value for key, value in robust.items()}
-            got[f"robust_objective{name}"] = robust[f"loss{name}"] - self.penalty / 2 * float((y.double() ** 2).sum())
-        return {**got, "perturbation": float(torch.linalg.vector_norm(z.y))}
+            got[f"robust_objective{name}"] = robust[f"loss{name}"] - self.penalty / 2 * (y.double() ** 2).sum()
+        return as_numbers({**got, "perturbation": torch.linalg.vector_norm(z.y)})
 
     def by_row(self, z: Point, rows: Rows) -> dict[str, Tensor]:
         """Without perturbation."""
@@ -86,9 +87,9 @@ class Robust:
         outputs = self._outputs(x, y, rows.inputs)
         return {"loss": cross_entropy(outputs, rows.targets), "accuracy": correct(outputs, rows.targets)}
 
-    def _fit(self, x: Tensor, y: Tensor, rows: Rows, name: str) -> dict[str, float]:
+    def _fit(self, x: Tensor, y: Tensor, rows: Rows, name: str) -> dict[str, Tensor]:
         parts = [self._each(x, y, Rows(*part)) for part in zip(*(torch.split(p, SLICE) for p in rows), strict=True)]
-        return {key + name: float(torch.cat([part[key] for part in parts]).double().mean()) for key in parts[0]}
+        return {key + name: torch.cat([part[key] for part in parts]).double().mean() for key in parts[0]}
 
     def alarms(self, measures: dict[str, float]) -> list[str]:
         return [] if isfinite(measures["loss"]) and isfinite(measures["objective"]) else [NOT_FINITE]

@@ -6,6 +6,7 @@
     model.safetensors  the solution: x, y, and under the names of the problem
     summary.json       how it ended; only there once the run is complete
     preparation.json   for a table of one's own: how its columns become inputs
+    calibration.json   how the clients were computed: ways tried, their seconds, the choice
 """
 
 from __future__ import annotations
@@ -49,6 +50,17 @@ class RunFolder:
         """Further files, by name: how the data were prepared."""
         for name, text in files.items():
             replace_file(self.path / name, text.encode())
+
+    def keep_calibration(self, report: dict[str, Any]) -> None:
+        self.keep({"calibration.json": json.dumps(plain(report), indent=1) + "\n"})
+
+    def calibration(self) -> dict[str, Any]:
+        """What the run has found out about its own speed; empty where it has not."""
+        try:
+            found = json.loads((self.path / "calibration.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def append(self, record: dict[str, Any]) -> None:
         with (self.path / "records.jsonl").open("a", encoding="utf-8") as file:

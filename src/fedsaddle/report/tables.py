@@ -36,6 +36,19 @@ def comparison(runs: dict[str, list[dict[str, Any]]], headline: str) -> Table:
     return table
 
 
+def calibrated(report: dict[str, Any]) -> list[str]:
+    """How the clients were computed, in words: where more than one way was tried, or one did not work."""
+    lines = []
+    for work, found in report.get("works", {}).items():
+        failed = [text for text in (found.get("why", ""), *map(str, found.get("seconds", {}).values()))
+                  if "does not work" in text]
+        if len(found.get("seconds", {})) > 1 or failed:
+            processes = report.get("processes", 1)
+            lines.append(f"{work}: {found['kind']}, {found['chunk']} clients at once, {processes} "
+                         f"process{'es' if processes > 1 else ''}" + "".join(f"; {text}" for text in failed))
+    return lines
+
+
 def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}" if abs(value) < 1e-3 or abs(value) >= 1e4 else f"{value:.4f}"
 

@@ -1,0 +1,132 @@
+"""Which way an ask is computed: chosen by trying, once, in the first rounds of a run, and kept from then on.
+
+An ask is first answered eagerly and timed. If enough rounds are to come, the other ways are tried on the next ask of
+the same work, results thrown away; a way whose preparation (tracing, compiling) would cost more than it can save is
+not tried. The choice changes a result by rounding only. It is told in words, goes into the run folder, and is taken
+up again by a resumed run, which is therefore the same to the last bit.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedsaddle.engine.devices import finished
+from fedsaddle.engine.federation import Ask
+from fedsaddle.engine.programs.bodies import COMPILED, EAGER, KINDS, TRACED
+from fedsaddle.engine.programs.tracing import Untraceable
+from fedsaddle.engine.ranks import Ranks
+
+AUTO = "auto"
+EXECUTIONS = (AUTO, *KINDS)
+CHUNKS = {"cpu": (16, 4, 1), "cuda": ()}  # tried besides what memory allows; small ones keep weights in a CPU's cache
+WORTH_TRACING, WORTH_COMPILING = 1.0, 25.0  # seconds still to come
+REPEATS = 2
+SAMPLE = 64  # clients that are enough to tell
+
+
+class Way(NamedTuple):
+    """How the clients of an ask are computed."""
+
+    kind: str  # eager, traced or compiled
+    chunk: int  # clients at once
+
+
+class Computer(Protocol):
+    """What can be timed."""
+
+    ranks: Ranks
+    device: torch.device
+
+    def automatic(self, ask: Ask) -> int: ...
+    def compute(self, ask: Ask, share: Tensor, way: Way, keep: bool = True) -> Any: ...
+
+
+class Calibration:
+    """The ways of a run's works. execution and chunk: what the user has fixed."""
+
+    def __init__(self, execution: str = AUTO, chunk: int | None = None) -> None:
+        self.execution, self.chunk = execution, chunk
+        self.rounds = 0  # still to come
+        self.settled: dict[str, Way] = {}
+        self.seconds: dict[str, float] = {}  # of the first, eager answer
+        self.report: dict[str, dict[str, Any]] = {}  # what was tried, for the run folder
+
+    def way(self, computer: Computer, ask: Ask, share: Tensor) -> Way | None:
+        """None: not known yet; answer eagerly and tell how long it took."""
+        name = name_of(ask)
+        if name not in self.settled:
+            if self.execution != AUTO:
+                self.settle(name, Way(self.execution, self._chunk(computer, ask)), "as the settings say")
+            elif name in self.seconds:
+                self._try(computer, ask, share, name)
+            else:
+                return None
+        return self.settled[name]
+
+    def tell(self, computer: Computer, ask: Ask, seconds: float) -> None:
+        """How long the eager answer took; the slowest process counts."""
+        self.seconds[name_of(ask)] = computer.ranks.largest(seconds)
+
+    def settle(self, name: str, way: Way, why: str, **more: Any) -> None:
+        self.settled[name] = way
+        self.report[name] = {"kind": way.kind, "chunk": way.chunk, "why": why, **more}
+
+    def give_up(self, ask: Ask, way: Way, error: Untraceable) -> None:
+        """The way does not work for this ask after all."""
+        self.settle(name_of(ask), Way(EAGER, way.chunk), f"{way.kind} does not work: {error}")
+
+    def load(self, report: dict[str, dict[str, Any]]) -> None:
+        """Take up what a run has found before."""
+        for name, found in report.items():
+            if found.get("kind") in KINDS and isinstance(found.get("chunk"), int):
+                self.settle(name, Way(found["kind"], found["chunk"]),
+                            **{k: v for k, v in found.items() if k not in ("kind", "chunk")})
+
+    def _chunk(self, computer: Computer, ask: Ask) -> int:
+        return self.chunk or computer.automatic(ask)
+
+    def _try(self, computer: Computer, ask: Ask, share: Tensor, name: str) -> None:
+        """Time the ways that may be worth it on some of the clients; all processes come to the same end."""
+        chunk = self._chunk(computer, ask)
+        sample = share[: max(SAMPLE, chunk)]
+        best, least = Way(EAGER, chunk), self.seconds[name]  # of a first answer: too long, rather
+        tried: dict[str, Any] = {}
+        smaller = () if self.chunk else tuple(c for c in CHUNKS[computer.device.type] if c < chunk)
+        for kind, worth in ((EAGER, WORTH_TRACING), (TRACED, WORTH_TRACING), (COMPILED, WORTH_COMPILING)):
+            for candidate in (Way(kind, c) for c in (chunk, *(() if kind == EAGER else smaller))):
+                if self.rounds * least < worth:
+                    continue
+                try:
+                    seconds = self._time(computer, ask, sample, candidate) * max(1, len(share)) / max(1, len(sample))
+                except Untraceable as error:
+                    tried[kind] = f"does not work: {error}"
+                    break
+                tried[f"{kind} {candidate.chunk}"] = round(seconds, 6)
+                if kind == EAGER or seconds < least:
+                    best, least = candidate, seconds
+        self.settle(name, best, "quickest of those tried" if len(tried) > 1 else "too little to do to try others",
+                    clients=len(share), seconds=tried)
+
+    def _time(self, computer: Computer, ask: Ask, share: Tensor, way: Way) -> float:
+        """Seconds of an answer, after one that prepares it."""
+        computer.compute(ask, share, way, keep=False)
+        spent = []
+        for _ in range(REPEATS):
+            finished(computer.device)
+            began = time.perf_counter()
+            computer.compute(ask, share, way, keep=False)
+            finished(computer.device)
+            spent.append(time.perf_counter() - began)
+        return computer.ranks.largest(min(spent))
+
+
+def name_of(ask: Ask) -> str:
+    """The same for all asks that one choice is made for."""
+    work = getattr(ask.work, "__qualname__", type(ask.work).__name__)
+    rows = " and all rows" if ask.draw.full else ""
+    return f"{work}, {ask.draw.minibatches} minibatches{rows}"
+

@@ -1,0 +1,161 @@
+"""The work of a chunk of clients, in one of three ways: eager under vmap, from a trace, or compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.func import vmap
+
+from fedsaddle.contracts import Oracle, Work
+from fedsaddle.data.clients import Clients
+from fedsaddle.engine.draws import Drawn, Shape, data_of, draw_batches
+from fedsaddle.engine.programs import compiling
+from fedsaddle.engine.programs.segments import op_by_op, program
+from fedsaddle.engine.programs.tracing import Untraceable, trace
+from fedsaddle.maths.trees import leaves, map_leaves, with_leaves
+
+EAGER, TRACED, COMPILED = "eager", "traced", "compiled"
+KINDS = (EAGER, TRACED, COMPILED)
+Body = Callable[[Any, Any, Drawn], tuple[Any, Any]]  # message, states, batches -> replies, states
+MOST = 64  # programs kept; a work that needs more shapes than that is better off without
+
+
+class Task(NamedTuple):
+    """What a chunk of an ask has to do: everything that decides the operations, and no values."""
+
+    work: Work
+    personal: tuple[str, ...]
+    shape: Shape
+    clients: int
+
+
+class Bodies:
+    """The bodies of one problem's works, each made once for its shapes."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        self.oracle = oracle
+        self.made: dict[Any, Body] = {}
+        self.draws: dict[Any, tuple[Callable[..., Any], Any]] = {}
+        self.functions: dict[Any, Any] = {}  # finished segments, shared by all programs
+
+    def body(self, kind: str, task: Task, message: Any, states: Any, drawn: Drawn) -> Body:
+        """Raises Untraceable where the work cannot be run in this way."""
+        if kind == EAGER:
+            return vectorised(self.oracle, task, message, states)
+        key = self.key(kind, task, message, states)
+        if key not in self.made:
+            if len(self.made) >= MOST:
+                raise Untraceable(f"it needs more than {MOST} shapes")
+            self.made[key] = self._program(kind, task, message, states, drawn)
+        return self.made[key]
+
+    def batches(self, kind: str, clients: Clients, shape: Shape, ids: Tensor, key: Tensor) -> Drawn:
+        """The batches of a chunk. On a GPU the many small operations of the draws are compiled too."""
+        if kind != COMPILED or ids.device.type != "cuda":
+            return draw_batches(clients, ids, shape, key)
+        name = (shape, len(ids))
+        if name not in self.draws:
+            drawn: list[Drawn] = []
+
+            def flat(ids: Tensor, key: Tensor) -> list[Tensor]:
+                drawn[:] = [draw_batches(clients, ids, shape, key)]
+                return leaves(drawn[0])
+
+            run = compiling.compiled_function(flat, [ids, key])
+            self.draws[name] = run, map_leaves(lambda _: None, drawn[0])
+        run, form = self.draws[name]
+        found: Drawn = _filled(form, iter(run(ids, key)))
+        return found
+
+    def key(self, kind: str, task: Task, message: Any, states: Any) -> Any:
+        """Equal for chunks that one program serves."""
+        return (kind, _identity(task.work), *task[1:], _form((message, states)))
+
+    def _program(self, kind: str, task: Task, message: Any, states: Any, drawn: Drawn) -> Body:
+        pure(task.work)
+        example, body = (message, states, drawn), vectorised(self.oracle, task, message, states)
+        form: Any = None
+
+        def flat(*values: Tensor) -> tuple[Tensor, ...]:
+            nonlocal form
+            form = body(*with_leaves(example, values))
+            return tuple(leaves(form))
+
+        try:
+            work = trace(flat, leaves(example))
+            form = map_leaves(lambda _: None, form)
+            finish = compiling.compiled if kind == COMPILED else op_by_op
+            table = compiling.decompositions() if kind == COMPILED else None
+            run = program(work, finish, self.functions.setdefault(kind, {}), table).forward
+        except Untraceable:
+            raise
+        except Exception as error:  # torch's tracer raises what it likes; the eager way needs none of it
+            raise Untraceable(f"{type(error).__name__}: {str(error)[:200]}") from error
+        return _Program(run, form)
+
+
+class _Program:
+    def __init__(self, run: Callable[..., Any], form: Any) -> None:
+        self.run, self.form = run, form
+
+    def __call__(self, message: Any, states: Any, drawn: Drawn) -> tuple[Any, Any]:
+        result: tuple[Any, Any] = _filled(self.form, iter(self.run(*leaves((message, states, drawn)))))
+        return result
+
+
+def vectorised(oracle: Oracle, task: Task, message: Any, states: Any) -> Body:
+    """The work under vmap, operation by operation."""
+    axes = type(message)(*(0 if name in task.personal else None for name in message._fields)) if task.personal else None
+
+    def one(message: Any, state: Any, drawn: Drawn) -> tuple[Any, Any]:
+        return task.work(oracle, message, state, data_of(drawn, task.shape.minibatches))
+
+    body: Body = vmap(one, in_dims=(axes, 0 if leaves(states) else None, 0))
+    return body
+
+
+def pure(work: Work) -> None:
+    """Refuse a work whose code may behave otherwise the next time: a trace would not notice.
+
+    A function without surroundings, or a method of frozen settings, does the same for the same shapes.
+    """
+    owner = getattr(work, "__self__", None)
+    frozen = dataclasses.is_dataclass(owner) and owner.__dataclass_params__.frozen  # type: ignore[union-attr]
+    plain = isinstance(work, types.FunctionType) and not work.__closure__
+    if not (frozen or plain):
+        raise Untraceable("it is neither a plain function nor a method of a frozen dataclass")
+
+
+def _identity(work: Any) -> Any:
+    """A method of equal settings is the same work; the settings are held, so that no other object takes their place."""
+    owner = getattr(work, "__self__", None)
+    return work if owner is None else (work.__func__, _Held(owner))
+
+
+class _Held(NamedTuple):
+    owner: Any
+
+    def __hash__(self) -> int:
+        return id(type(self.owner))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Held) and (self.owner is other.owner or bool(self.owner == other.owner))
+
+
+def _form(tree: Any) -> Any:
+    """The structure of a tree with the shapes of its leaves."""
+    if isinstance(tree, tuple):
+        return (type(tree), *(_form(child) for child in tree))
+    return (tuple(tree.shape), tree.stride(), tree.dtype) if isinstance(tree, Tensor) else tree
+
+
+def _filled(form: Any, supply: Any) -> Any:
+    if isinstance(form, tuple):
+        children = [_filled(child, supply) for child in form]
+        return type(form)(*children) if hasattr(form, "_fields") else tuple(children)
+    return next(supply)
+

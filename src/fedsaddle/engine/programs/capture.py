@@ -1,0 +1,67 @@
+"""A function of tensors as a CUDA graph: recorded once, replayed with new values by one launch.
+
+Values that come from the host (who is asked, keys, weights, step sizes) travel together, in one copy out of pinned
+memory, so that the host never waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from fedsaddle.engine.programs.tracing import Untraceable
+
+WARM_UPS = 3  # libraries choose their algorithms and get their workspaces before anything is recorded
+
+
+class Captured:
+    """Results are copies: the graph's own memory is written by the next call."""
+
+    def __init__(self, function: Callable[..., Sequence[Tensor]], values: Sequence[Tensor]) -> None:
+        self.from_host = [value.device.type == "cpu" for value in values]
+        host = [value for value, there in zip(values, self.from_host, strict=True) if there]
+        self.packed = _packed(host).cuda()
+        self.values = [torch.empty(value.shape, dtype=value.dtype, device=value.device).copy_(value)
+                       for value, there in zip(values, self.from_host, strict=True) if not there]
+
+        def unpacked() -> Sequence[Tensor]:
+            parts, own = iter(_unpacked(self.packed, host)), iter(self.values)
+            return function(*(next(parts) if there else next(own) for there in self.from_host))
+
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UPS):
+                unpacked()
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+                self.results = unpacked()
+        except RuntimeError as error:
+            torch.cuda.synchronize()
+            raise Untraceable(f"it cannot be captured: {str(error).splitlines()[0][:200]}") from error
+
+    def __call__(self, *values: Tensor) -> list[Tensor]:
+        host = [value for value, there in zip(values, self.from_host, strict=True) if there]
+        self.packed.copy_(_packed(host).pin_memory(), non_blocking=True)
+        device = [value for value, there in zip(values, self.from_host, strict=True) if not there]
+        if device:
+            torch._foreach_copy_(self.values, device)
+        self.graph.replay()
+        return [result.clone() for result in self.results]
+
+
+def _packed(values: list[Tensor]) -> Tensor:
+    """Numbers of all kinds as one vector of 64-bit patterns."""
+    wide = [value.double().view(torch.int64) if value.is_floating_point() else value.long() for value in values]
+    return torch.cat([value.reshape(-1) for value in wide]) if wide else torch.zeros(0, dtype=torch.int64)
+
+
+def _unpacked(packed: Tensor, values: list[Tensor]) -> list[Tensor]:
+    """On the device, with the kinds and shapes of these values."""
+    parts = packed.split([value.numel() for value in values])
+    return [(part.view(torch.float64) if value.is_floating_point() else part).to(value.dtype).reshape(value.shape)
+            for part, value in zip(parts, values, strict=True)]

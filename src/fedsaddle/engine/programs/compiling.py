@@ -1,0 +1,74 @@
+"""Segments compiled by inductor, and what a CPU needs for large tensors to be quick."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fedsaddle.engine.programs.segments import Finished
+from fedsaddle.engine.programs.spreading import spread
+from fedsaddle.engine.programs.tracing import Function, Untraceable, simplify, trace
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
+KEPT = 1 << 30
+
+
+def decompositions() -> Any:
+    """The table of operations that inductor wants written out in simpler ones."""
+    from torch._inductor.decomposition import select_decomp_table  # noqa: PLC0415  (slow to import, often not needed)
+
+    return select_decomp_table()
+
+
+def compiled(segment: fx.GraphModule, values: list[Tensor]) -> Finished:
+    """Finish a segment by compiling it for exactly these shapes. Needs a C++ compiler on a CPU, triton on a GPU."""
+    from torch._inductor import config  # noqa: PLC0415
+    from torch._inductor.compile_fx import compile_fx_inner  # noqa: PLC0415
+
+    options: dict[str, Any] = {"cpp.threads": torch.get_num_threads(), "compile_threads": 1}
+    try:
+        if all(value.device.type == "cpu" for value in values):
+            spread(segment)
+            options["max_pointwise_cat_inputs"] = 0
+        with config.patch(options), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it advises a lower precision
+            run: Any = compile_fx_inner(segment, values)
+            found = run(list(values))
+    except Exception as error:  # whatever a compiler may raise, a slower way exists
+        raise Untraceable(f"it does not compile: {_first_line(error)}") from error
+
+    def compiled_step(*values: Tensor) -> Sequence[Tensor]:
+        results: Sequence[Tensor] = run(list(values))
+        return results
+
+    return compiled_step, found
+
+
+def compiled_function(function: Function, values: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
+    """A function of tensors, traced and compiled as one piece."""
+    module = trace(function, values, decompositions())
+    simplify(module, fold=True)  # numbers counted up in a kernel would have 32 bits
+    return compiled(module, list(values))[0]
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:200]
+
+
+@functools.cache
+def keep_freed_memory() -> bool:
+    """Let malloc keep freed blocks of a chunk's size instead of giving them back to the system at every operation.
+
+    Pages of a fresh block are zeroed by the kernel when touched, which costs as much as the arithmetic of small nets.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    libc = ctypes.CDLL(None)
+    return bool(libc.mallopt(M_MMAP_THRESHOLD, KEPT)) and bool(libc.mallopt(M_TRIM_THRESHOLD, KEPT))
