@@ -34,6 +34,8 @@ class Contestant(NamedTuple):
 ONE_THREAD = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"}
 CONTESTANTS = {
     "fedsaddle": Contestant("FedSaddle", "ours.py", "fedsaddle", ALL),
+    "fedsaddle-tf32": Contestant("FedSaddle, matmul = high (TF32)", "ours.py", "fedsaddle", ALL,
+                                 {"run": {"matmul": "high"}}, rate="tf32"),
     "plain": Contestant("plain PyTorch loop", "plain.py", "plain", ALL),
     "plain-lean": Contestant("plain PyTorch loop, no gradient at z_(t-1)", "plain.py", "plain", ("cdma-one",),
                              {"previous": False}),

@@ -18,7 +18,8 @@ class Cell(NamedTuple):
     agree: float | None = None  # how far the losses may lie apart, as a share
 
 
-CPU, CUDA = ("fedsaddle", "plain", "pfl", "flower"), ("fedsaddle", "plain", "vmap", "jax", "jax-highest")
+CPU = ("fedsaddle", "plain", "pfl", "flower")
+CUDA = ("fedsaddle", "fedsaddle-tf32", "plain", "vmap", "jax", "jax-highest")
 BOTH = ("fedsaddle", "plain")
 RESNET = {"model": "resnet20", "table": 12_000, "warmup_seconds": 90.0}
 SMALL_RESNET = {**RESNET, "cohort": 4, "steps": 4, "rows": 40, "rounds": 6}  # a whole round takes minutes on two cores
@@ -106,5 +107,5 @@ def chosen(preset: str, device: str) -> list[Cell]:
 
 def warmup(name: str, work: dict[str, Any]) -> int:
     """Rounds before the clock counts."""
-    usual = WARMUP[work["device"]] if name == "fedsaddle" else 3
+    usual = WARMUP[work["device"]] if name.startswith("fedsaddle") else 3
     return work.get("warmup", usual)

@@ -108,29 +108,28 @@ class EngineFederation:
     ) -> Average:
         message = lift(message, self.engine.device, self.engine.dtype)
         address = (self.seed, self.round, len(self.asks))
-        arrived = self._arrivals(cohort, Moment(*address))
-        who = arrived.accepted.nonzero().flatten()
-        late = int((arrived.seconds.isfinite() & ~arrived.accepted).sum())
         message_size, asked = size_of(message, personal), len(cohort.ids)
+        answers = self._answers(cohort, Moment(*address))
 
-        def run(who: Tensor) -> Outcome:
-            ids = cohort.ids[who]
+        def run(some: Cohort, who: Tensor | None) -> Outcome:
+            own = message if who is None else _rows(message, personal, who)
             return self.engine.run(Ask(
-                work, _rows(message, personal, who, asked), tuple(personal), tuple(collect), tuple(summed),
-                ids, cohort.weight[who].double(), self.population.weights[ids], as_draw(batches), address,
-            ))
+                work, own, tuple(personal), tuple(collect), tuple(summed), some.ids, some.weight.double(),
+                self.population.weights[some.ids], as_draw(batches), address))
 
-        if not len(who):  # the size of late replies still counts: one is computed, and dropped with the round
-            out = arrived.seconds.isfinite().nonzero().flatten()
-            size = run(out[:1]).size if late else Size(0, 0)
-            self._count(work, traffic_of(message_size, size, asked, 0, late, arrived.closed))
+        _check_rows(message, personal, asked)
+        got, late, closed = answers.cohort, answers.late, answers.closed
+        count = len(got.ids)
+        if not count:  # the size of late replies still counts: one is computed, and dropped with the round
+            size = run(_some(cohort, answers.out[:1]), answers.out[:1]).size if late else Size(0, 0)
+            self._count(work, traffic_of(message_size, size, asked, 0, late, closed))
             raise NobodyAnswered(f"none of {asked} clients answered in round {self.round}")
-        outcome, ids = run(who), cohort.ids[who]
-        self._count(work, traffic_of(message_size, outcome.size, asked, len(who), late, arrived.closed))
-        if float(cohort.weight[who].sum()) <= 0:
+        outcome = run(got, answers.who)
+        self._count(work, traffic_of(message_size, outcome.size, asked, count, late, closed))
+        if float(got.weight.sum()) <= 0:
             raise NobodyAnswered(f"the clients that answered in round {self.round} have no weight in the mean")
-        share = float(self.population.weights[ids].sum())
-        return Average(outcome.mean, outcome.sum, outcome.each, len(who), share, ids, cohort.times[who])
+        share = float(self.population.weights[got.ids].sum())
+        return Average(outcome.mean, outcome.sum, outcome.each, count, share, got.ids, got.times)
 
     def collect(
         self, work: Work, message: Any, cohort: Cohort, batches: int | Draw, personal: Sequence[str] = (),
@@ -158,25 +157,40 @@ class EngineFederation:
         self._dice += 1
         return keys.address(self.seed, self.round, self._dice, Purpose.SERVER)
 
-    def _arrivals(self, cohort: Cohort, moment: Moment) -> Any:
-        chain = () if self.round == PREPARATION else self.participation.respond
-        return arrivals(chain, cohort.ids, moment)
+    def _answers(self, cohort: Cohort, moment: Moment) -> Answers:
+        if not self.participation.respond or self.round == PREPARATION:
+            return Answers(cohort, None, 0, 0.0)
+        arrived = arrivals(self.participation.respond, cohort.ids, moment)
+        who = arrived.accepted.nonzero().flatten()
+        out = (arrived.seconds.isfinite() & ~arrived.accepted).nonzero().flatten()
+        return Answers(_some(cohort, who), who, len(out), arrived.closed, out)
 
 
-def _rows(message: Any, personal: Sequence[str], who: Tensor, asked: int) -> Any:
-    """The message with the personal rows of those that answer."""
-    if not personal:
-        return message
+class Answers(NamedTuple):
+    """Who answered an ask in time, and who too late."""
 
+    cohort: Cohort
+    who: Tensor | None  # their positions among those asked; None: all of them
+    late: int
+    closed: float  # seconds until the ask was closed
+    out: Tensor = torch.zeros(0, dtype=torch.int64)  # positions of those too late
+
+
+def _some(cohort: Cohort, who: Tensor) -> Cohort:
+    return Cohort(*(part[who] for part in cohort))
+
+
+def _check_rows(message: Any, personal: Sequence[str], asked: int) -> None:
     for name in personal:
         for leaf in leaves(getattr(message, name)):
             if len(leaf) != asked:
                 raise ValueError(f"personal field {name!r} has {len(leaf)} rows for a cohort of {asked}")
 
-    def pick(leaf: Tensor) -> Tensor:
-        return leaf[who.to(leaf.device)]
 
-    return message._replace(**{name: map_leaves(pick, getattr(message, name)) for name in personal})
+def _rows(message: Any, personal: Sequence[str], who: Tensor) -> Any:
+    """The message with the personal rows of those that answer."""
+    own = {name: map_leaves(lambda leaf: leaf[who.to(leaf.device)], getattr(message, name)) for name in personal}
+    return message._replace(**own) if own else message
 
 
 def sort_fields(fields: Sequence[str], collect: Sequence[str], summed: Sequence[str]) -> dict[str, str]:

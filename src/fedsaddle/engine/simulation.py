@@ -207,8 +207,11 @@ class Simulation:
 
     def _chunks(self, ask: Ask, share: Tensor, way: Way) -> Iterator[Tensor]:
         """Positions in the ask, chunk by chunk."""
-        order = share[torch.argsort(self.rows[ask.ids[share]], stable=True)] if ask.draw.full else share
-        for alike in self._alike(ask, order) if ask.draw.full and self.unpadded else [order]:
+        if not ask.draw.full:
+            yield from share.split(way.chunk) if len(share) > way.chunk else (share,)
+            return
+        order = share[torch.argsort(self.rows[ask.ids[share]], stable=True)]
+        for alike in self._alike(ask, order) if self.unpadded else [order]:
             yield from alike.split(way.chunk)
 
     def _alike(self, ask: Ask, order: Tensor) -> Iterator[Tensor]:

@@ -139,8 +139,9 @@ class _Slots:
         return kept
 
     def clear(self) -> None:
-        self.row_of[self.ids] = -1
-        self.used = 0
+        if self.used:
+            self.row_of[self.ids] = -1
+            self.used = 0
 
     def rest(self) -> None:
         for file in leaves(self.files):

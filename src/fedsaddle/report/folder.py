@@ -63,8 +63,12 @@ class RunFolder:
         return found if isinstance(found, dict) else {}
 
     def append(self, record: dict[str, Any]) -> None:
+        try:
+            line = json.dumps(record, allow_nan=False)
+        except ValueError:  # a number that is not finite
+            line = json.dumps(plain(record), allow_nan=False)
         with (self.path / "records.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(plain(record), allow_nan=False) + "\n")
+            file.write(f"{line}\n")
 
     def records(self) -> list[dict[str, Any]]:
         """All whole lines; a line cut off by a crash is not one."""

@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, fx
 from torch.func import vmap
 
 from fedsaddle.contracts import Oracle, Work
@@ -15,7 +15,7 @@ from fedsaddle.data.clients import Clients
 from fedsaddle.engine.draws import Drawn, Shape, data_of, draw_batches
 from fedsaddle.engine.programs import compiling
 from fedsaddle.engine.programs.segments import op_by_op, program
-from fedsaddle.engine.programs.tracing import Untraceable, trace
+from fedsaddle.engine.programs.tracing import Opaque, Untraceable, trace
 from fedsaddle.maths.trees import leaves, map_leaves, with_leaves
 
 EAGER, TRACED, COMPILED = "eager", "traced", "compiled"
@@ -77,17 +77,10 @@ class Bodies:
 
     def _program(self, kind: str, task: Task, message: Any, states: Any, drawn: Drawn) -> Body:
         pure(task.work)
-        example, body = (message, states, drawn), vectorised(self.oracle, task, message, states)
-        form: Any = None
-
-        def flat(*values: Tensor) -> tuple[Tensor, ...]:
-            nonlocal form
-            form = body(*with_leaves(example, values))
-            return tuple(leaves(form))
-
         try:
-            work = trace(flat, leaves(example))
-            form = map_leaves(lambda _: None, form)
+            work, form = self._traced(task, message, states, drawn)
+            if kind == COMPILED and begins_shared(work):
+                work, form = self._traced(task, message, states, drawn, repeated=True)
             finish = compiling.compiled if kind == COMPILED else op_by_op
             table = compiling.decompositions() if kind == COMPILED else None
             run = program(work, finish, self.functions.setdefault(kind, {}), table).forward
@@ -96,6 +89,23 @@ class Bodies:
         except Exception as error:  # torch's tracer raises what it likes; the eager way needs none of it
             raise Untraceable(f"{type(error).__name__}: {str(error)[:200]}") from error
         return _Program(run, form)
+
+    def _traced(self, task: Task, message: Any, states: Any, drawn: Drawn, repeated: bool = False) -> tuple[Any, Any]:
+        """The trace of a work and the form of its result. repeated: every client has a copy of the message's tensors,
+        so that the first local step, on the server's variables, is no other function than the rest."""
+        example, body = (message, states, drawn), vectorised(self.oracle, task, message, states, repeated)
+        found: list[Any] = []
+
+        def copies(leaf: Tensor) -> Tensor:
+            return leaf.expand(task.clients, *leaf.shape).contiguous() if leaf.dim() else leaf
+
+        def flat(*values: Tensor) -> tuple[Tensor, ...]:
+            message, states, drawn = with_leaves(example, values)
+            found[:] = [body(map_leaves(copies, message) if repeated else message, states, drawn)]
+            return tuple(leaves(found[0]))
+
+        work = trace(flat, leaves(example))
+        return work, map_leaves(lambda _: None, found[0])
 
 
 class _Program:
@@ -107,15 +117,25 @@ class _Program:
         return result
 
 
-def vectorised(oracle: Oracle, task: Task, message: Any, states: Any) -> Body:
+def vectorised(oracle: Oracle, task: Task, message: Any, states: Any, repeated: bool = False) -> Body:
     """The work under vmap, operation by operation."""
-    axes = type(message)(*(0 if name in task.personal else None for name in message._fields)) if task.personal else None
+    axes: Any = None
+    if repeated:
+        axes = map_leaves(lambda leaf: 0 if leaf.dim() else None, message)
+    elif task.personal:
+        axes = type(message)(*(0 if name in task.personal else None for name in message._fields))
 
     def one(message: Any, state: Any, drawn: Drawn) -> tuple[Any, Any]:
         return task.work(oracle, message, state, data_of(drawn, task.shape.minibatches))
 
     body: Body = vmap(one, in_dims=(axes, 0 if leaves(states) else None, 0))
     return body
+
+
+def begins_shared(work: fx.GraphModule) -> bool:
+    """Whether of several gradients only the first is at a point that all clients share, as in plain local steps."""
+    shared = [node.target.kind[-1][0] is None for node in work.graph.nodes if isinstance(node.target, Opaque)]
+    return len(shared) > 1 and shared[0] and not any(shared[1:])
 
 
 def pure(work: Work) -> None:

@@ -32,7 +32,10 @@ def compiled(segment: fx.GraphModule, values: list[Tensor]) -> Finished:
     from torch._inductor import config  # noqa: PLC0415
     from torch._inductor.compile_fx import compile_fx_inner  # noqa: PLC0415
 
-    options: dict[str, Any] = {"cpp.threads": torch.get_num_threads(), "compile_threads": 1}
+    options: dict[str, Any] = {
+        "cpp.threads": torch.get_num_threads(), "compile_threads": 1,
+        "comprehensive_padding": False,  # padded rows would have to be copied before every product
+    }
     try:
         if all(value.device.type == "cpu" for value in values):
             spread(segment)
