@@ -12,7 +12,8 @@ from fedsaddle.algorithms import ALGORITHMS, Entry, make
 from fedsaddle.contracts import Point, setting
 
 
-@pytest.mark.parametrize("check", ["engines_agree", "repeats", "resumes", "pure", "participations", "traced", "workers"])
+@pytest.mark.parametrize("check", ["engines_agree", "repeats", "resumes", "pure", "participations", "traced",
+                                   "workers"])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_contract(name, check):
     for case in ALGORITHMS[name].cases:

@@ -170,6 +170,50 @@ def test_rejection_widens_until_it_has_enough():
         assert mine == list(first)
 
 
+MIXED = [0, *ROWS, 0]
+
+
+@pytest.mark.parametrize("count", [1, 7, 40])
+@pytest.mark.parametrize("rows", [
+    MIXED, [0, 0, 3], [1, 2, 3, 7], [1000, 100_000], [0, 10**9], [0, 0], [56, 57, 8, 9, 320, 321],
+], ids=["mixed", "few", "fewer", "many", "none and many", "none", "at the border"])
+def test_slots_with_a_settled_reach_are_the_same(rows, count):
+    key, size = cohort_keys(len(rows)), torch.tensor(rows)
+    drawn = streams.slots(key, size, count, far=streams.reach(size, count))
+    for one, many, mine in zip(unsigned(key).tolist(), rows, drawn.tolist(), strict=True):
+        assert mine == (keys.slots(one, many, count) if many else [0] * count), many
+    wider = streams.Reach(*(part and part + 50 for part in streams.reach(size, count)))
+    assert torch.equal(streams.slots(key, size, count, far=wider), drawn)
+
+
+def test_a_reach_settled_for_all_clients_serves_any_of_them():
+    key, size = cohort_keys(len(MIXED)), torch.tensor(MIXED)
+    far = streams.reach(size, 12)
+    together = streams.slots(key, size, 12)
+    for chosen in ([0], [1, 2], [13, 3], [14, 12, 0, 5]):
+        assert torch.equal(streams.slots(key[chosen], size[chosen], 12, far=far), together[chosen])
+
+
+@pytest.mark.parametrize("count", [1, 7, 40])
+def test_a_reach_is_as_far_as_is_needed_and_no_farther(count):
+    """Whole epochs of every client that is shuffled; enough candidates for those drawn by rejection; else nothing."""
+    few = [rows for rows in MIXED if rows <= keys.SPARSE * count]
+    far = streams.reach(torch.tensor(MIXED), count)
+    epochs = [rows * -(-count // rows) for rows in few if rows]
+    assert far.shuffled == max(*epochs, count) <= max(keys.SPARSE, 2) * count
+    assert far.distinct >= 2 * count
+    assert streams.reach(torch.tensor(few), count) == (0, far.shuffled)
+    assert streams.reach(torch.tensor([keys.SPARSE * count + 1, 10**6]), count) == (far.distinct, 0)
+
+
+@pytest.mark.parametrize("count", [1, 7, 40])
+def test_a_settled_reach_holds_enough_distinct_rows_where_they_are_fewest(count):
+    rows, clients = keys.SPARSE * count + 1, 3000
+    size = torch.full((clients,), rows)
+    drawn = streams.slots(cohort_keys(clients), size, count, far=streams.reach(size, count))
+    assert int((drawn.sort(1).values.diff(dim=1) == 0).sum()) == 0
+
+
 # Draws of clients.
 
 

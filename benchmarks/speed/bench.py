@@ -40,6 +40,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--repetitions", type=int, help="3, and 1 for check, quick and memory")
     parser.add_argument("--here", action="store_true", help="install nothing, run all with this Python")
     parser.add_argument("--only", help="contestants, separated by commas: " + ", ".join(CONTESTANTS))
+    parser.add_argument("--series", help="only these tables of the preset, separated by commas")
     parser.add_argument("--methods", help="only cells of these methods, separated by commas")
     parser.add_argument("--models", help="only cells of these models, separated by commas")
     parser.add_argument("--also", default="", help="further contestants for every cell, such as vmap,jax")
@@ -56,7 +57,7 @@ def main() -> int:
     given = arguments()
     until = time.monotonic() + given.seconds
     cells = [picked(cell, given.only, given.also) for cell in chosen(given.preset, given.device)
-             if wanted(given.methods, cell.work.get("method", "fedavg"))
+             if wanted(given.series, cell.series) and wanted(given.methods, cell.work.get("method", "fedavg"))
              and wanted(given.models, cell.work.get("model", "mlp"))]
     cells = [cell for cell in cells if cell.contestants][given.part[0] - 1::given.part[1]]
     repetitions = given.repetitions or REPETITIONS.get(given.preset, 3)

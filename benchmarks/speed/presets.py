@@ -59,6 +59,18 @@ def standard(device: str) -> list[Cell]:
             for method in ALL for model in models(device)]
 
 
+def goals(device: str) -> list[Cell]:
+    """What is promised of a GPU, for a machine that is lent for minutes: the most important first."""
+    resnet = {**RESNET, "run": {"execution": "compiled"}, "warmup": 3, "rounds": 6}
+    cells = [("fedavg", {"model": "mlp"}, ("fedsaddle", "plain", "jax", "jax-highest", "fedsaddle-tf32")),
+             ("fedavg", {"model": "lenet5"}, ("fedsaddle", "plain", "jax")),
+             ("fedavg", resnet, ("fedsaddle", "plain", "jax")),
+             ("fedavg", {"model": "linear"}, ("fedsaddle", "plain", "jax")),
+             ("cdma-one", {"model": "mlp"}, ("fedsaddle", "jax"))]
+    short = {"seconds": 5.0, "warmup_seconds": 40.0}
+    return [cell("goals", {"method": method, **short, **model}, names) for method, model, names in cells]
+
+
 def scaling(device: str) -> list[Cell]:
     rivals = CPU if device == "cpu" else CUDA
     light = {"seconds": 15.0, "warmup_seconds": 30.0}
@@ -66,6 +78,8 @@ def scaling(device: str) -> list[Cell]:
     for clients in (500, 5_000, 50_000, 1_000_000):
         names = rivals if clients <= 5_000 else tuple(name for name in rivals if name != "flower")
         cells.append(cell("clients", {**light, "clients": clients}, names))
+        cells += [cell("clients", {**light, "clients": clients, "model": "linear", "method": method}, ("fedsaddle",))
+                  for method in ALL if clients in (500, 1_000_000)]
     for model in ("linear", "mlp"):
         for cohort in (16, 100, 1_000, 10_000):
             large = cohort > 1_000 and device == "cpu"
@@ -89,8 +103,9 @@ def full(device: str) -> list[Cell]:
     return [*check(device), *standard(device), *scaling(device), *memory(device)]
 
 
-PRESETS = {"check": check, "quick": quick, "standard": standard, "scaling": scaling, "memory": memory, "full": full}
-REPETITIONS = {"check": 1, "quick": 1, "memory": 1}  # three elsewhere
+PRESETS = {"check": check, "quick": quick, "goals": goals, "standard": standard, "scaling": scaling, "memory": memory,
+           "full": full}
+REPETITIONS = {"check": 1, "goals": 1, "quick": 1, "memory": 1}  # three elsewhere
 
 
 def cell(series: str, work: dict[str, Any], names: tuple[str, ...]) -> Cell:

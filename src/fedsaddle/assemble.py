@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -162,6 +163,9 @@ def device_of(run: Run) -> torch.device:
     wanted = run.device if run.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
     if wanted == "cuda" and not torch.cuda.is_available():
         raise SettingError("run.device = 'cuda': torch finds no CUDA device here; set it to 'cpu' or 'auto'")
+    if wanted == "cuda" and "LOCAL_RANK" in os.environ:  # torchrun: one device for each process of a machine
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        return torch.device("cuda", torch.cuda.current_device())
     return torch.device(wanted)
 
 

@@ -22,6 +22,7 @@ from fedsaddle.catalogue import CATALOGUES, entries
 from fedsaddle.config import Settings, lookup, read, settle, tables_of
 from fedsaddle.config.validation import nearest
 from fedsaddle.contracts import SettingError
+from fedsaddle.engine.ranks import PartnerLost
 from fedsaddle.engine.training import Diverged, Record
 from fedsaddle.problems import PROBLEMS
 from fedsaddle.report.folder import RunFolder
@@ -181,6 +182,6 @@ def main() -> None:
     except SettingError as error:
         err.print(Text.assemble(("error: ", "red"), str(error)), soft_wrap=True)
         raise SystemExit(2) from None
-    except Diverged as error:
+    except (Diverged, PartnerLost) as error:
         err.print(Text.assemble(("error: ", "red"), str(error)), soft_wrap=True)
         raise SystemExit(1) from None

@@ -55,6 +55,7 @@ def carry_out(
     Of several processes that share the run, the first one writes and watches.
     """
     team = Team(job.algorithm, job.federation, job.plan, run.workers)
+    team.recall(folder.calibration() if folder else {})
     progress, records, saved_at = job.progress, [], -1
     if team.ranks.rank:
         with threads(run.threads):
@@ -64,7 +65,6 @@ def carry_out(
         folder.forget_after(progress.round)
         records = folder.records()
         folder.keep(job.files)
-        team.recall(folder.calibration())
         if hasattr(job.federation.engine, "settle_in"):
             job.federation.engine.settle_in(folder.path)
 

@@ -8,6 +8,7 @@ up again by a resumed run, which is therefore the same to the last bit.
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any, NamedTuple, Protocol
 
@@ -81,10 +82,12 @@ class Calibration:
 
     def load(self, report: dict[str, dict[str, Any]]) -> None:
         """Take up what a run has found before."""
-        for name, found in report.items():
-            if found.get("kind") in KINDS and isinstance(found.get("chunk"), int):
-                self.settle(name, Way(found["kind"], found["chunk"]),
-                            **{k: v for k, v in found.items() if k not in ("kind", "chunk")})
+        for name, found in report.items() if isinstance(report, dict) else ():
+            if not isinstance(found, dict):
+                continue
+            kind, chunk, why = found.get("kind"), found.get("chunk"), found.get("why")
+            if kind in KINDS and isinstance(chunk, int) and chunk > 0 and isinstance(why, str):
+                self.settle(name, Way(kind, chunk), why, **{k: found[k] for k in ("clients", "seconds") if k in found})
 
     def _chunk(self, computer: Computer, ask: Ask) -> int:
         return self.chunk or computer.automatic(ask)
@@ -95,15 +98,21 @@ class Calibration:
         sample = share[: max(SAMPLE, chunk)]
         best, least = Way(EAGER, chunk), self.seconds[name]  # of a first answer: too long, rather
         tried: dict[str, Any] = {}
-        smaller = () if self.chunk else tuple(c for c in CHUNKS[computer.device.type] if c < chunk)
+        most = power_of_two(max(1, len(share)))  # a chunk is never filled up further than that
+        smaller = () if self.chunk else tuple(c for c in CHUNKS[computer.device.type] if c < min(chunk, most))
         for kind, worth in ((EAGER, WORTH_TRACING), (TRACED, WORTH_TRACING), (COMPILED, WORTH_COMPILING)):
             for candidate in (Way(kind, c) for c in (chunk, *(() if kind == EAGER else smaller))):
                 if self.rounds * least < worth:
                     continue
+                seconds, reason = math.inf, "not in another process"
                 try:
-                    seconds = self._time(computer, ask, sample, candidate) * max(1, len(share)) / max(1, len(sample))
+                    part = max(1, len(sample)) / max(1, len(share))
+                    seconds = self._time(computer, ask, sample, candidate) / part
                 except Untraceable as error:
-                    tried[kind] = f"does not work: {error}"
+                    reason = str(error)
+                seconds = computer.ranks.largest(seconds)  # shares differ: the slowest process counts
+                if math.isinf(seconds):
+                    tried[kind] = f"does not work: {reason}"
                     break
                 tried[f"{kind} {candidate.chunk}"] = round(seconds, 6)
                 if kind == EAGER or seconds < least:
@@ -121,7 +130,12 @@ class Calibration:
             computer.compute(ask, share, way, keep=False)
             finished(computer.device)
             spent.append(time.perf_counter() - began)
-        return computer.ranks.largest(min(spent))
+        return min(spent)
+
+
+def power_of_two(number: int) -> int:
+    """The next one that is not smaller."""
+    return 1 << (number - 1).bit_length()
 
 
 def name_of(ask: Ask) -> str:

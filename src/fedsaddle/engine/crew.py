@@ -93,8 +93,15 @@ def worthwhile(ranks: Ranks, floats: int, seconds: float) -> bool:
 
 
 def _meet(meeting: Path, rank: int, size: int) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=size, timeout=PATIENCE)
+    before = os.environ.get("GLOO_SOCKET_IFNAME")
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # the name of this machine need not be known to it
+    try:
+        dist.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=size, timeout=PATIENCE)
+        dist.barrier()  # the meeting file is removed after it: nobody may still be reading
+    finally:
+        os.environ.pop("GLOO_SOCKET_IFNAME")
+        if before is not None:
+            os.environ["GLOO_SOCKET_IFNAME"] = before
 
 
 def _work(meeting: Path, rank: int, size: int, serve: Callable[[Ranks], None]) -> None:

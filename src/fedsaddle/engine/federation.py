@@ -6,6 +6,7 @@ It decides who is asked and who answers; an engine (vectorised or one by one) co
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -59,6 +60,9 @@ class Engine(Protocol):
 
     def open(self, first_client: Any) -> None:
         """Set the state of clients never visited."""
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Asks in here are not shared with other processes of the run."""
 
     def expect(self, rounds: int) -> None:
         """So many rounds are still to come: what is worth preparing for."""

@@ -46,21 +46,22 @@ class Ranks:
         values = leaves(tree)
         if self.size == 1 or not values:
             return tree
-        flat = torch.cat([value.reshape(-1) for value in values])
+        flat = torch.cat([value.reshape(-1) for value in values]).to(self.device)
         self._exchange(lambda: dist.all_reduce(flat))
         parts = flat.split([value.numel() for value in values])
-        return with_leaves(tree, [part.reshape(value.shape) for part, value in zip(parts, values, strict=True)])
+        return with_leaves(tree, [part.reshape(value.shape).to(value.device)
+                                  for part, value in zip(parts, values, strict=True)])
 
     def gathered(self, rows: Tensor, counts: list[int]) -> Tensor:
         """The rows of all processes, one after the other; counts: how many each of them has."""
         if self.size == 1:
             return rows
         longest = max(counts)
-        mine = rows.new_zeros((longest, *rows.shape[1:]))
+        mine = torch.zeros((longest, *rows.shape[1:]), dtype=rows.dtype, device=self.device)
         mine[: len(rows)] = rows
         whole = [torch.empty_like(mine) for _ in counts]
         self._exchange(lambda: dist.all_gather(whole, mine))
-        return torch.cat([part[:count] for part, count in zip(whole, counts, strict=True)])
+        return torch.cat([part[:count] for part, count in zip(whole, counts, strict=True)]).to(rows.device)
 
     def largest(self, number: float) -> float:
         """Of the numbers of all processes: so that all of them decide alike."""
@@ -69,6 +70,15 @@ class Ranks:
         value = torch.tensor([number], dtype=torch.float64, device=self.device)
         self._exchange(lambda: dist.all_reduce(value, dist.ReduceOp.MAX))
         return float(value)
+
+    def of_the_first(self, text: str) -> str:
+        """What the first process says; the others' own text is not looked at."""
+        if self.size == 1:
+            return text
+        letters = text.encode() if self.rank == 0 else b""
+        sent = torch.zeros(int(self.largest(len(letters))), dtype=torch.int32)
+        sent[: len(letters)] = torch.tensor(list(letters), dtype=torch.int32)
+        return bytes(self.total((sent,))[0].tolist()).decode()
 
     def _exchange(self, call: Any) -> None:
         try:

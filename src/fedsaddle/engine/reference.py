@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -33,6 +34,9 @@ class Reference:
         self.first: Any = first_client
         self.kept: dict[int, Any] = {}
         self.pending: dict[int, Any] = {}
+
+    def alone(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def expect(self, rounds: int) -> None:
         """Nothing is prepared here."""

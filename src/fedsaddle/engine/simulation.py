@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from fedsaddle.contracts import Problem
 from fedsaddle.data.clients import Clients
-from fedsaddle.engine.calibration import AUTO, Calibration, Way
+from fedsaddle.engine.calibration import AUTO, Calibration, Way, power_of_two
 from fedsaddle.engine.devices import sent
 from fedsaddle.engine.draws import Form, Shape, keys_of
 from fedsaddle.engine.federation import Ask, Outcome
@@ -92,6 +93,15 @@ class Simulation:
         if not self.states.stateless and ranks.size > 1:
             self.states.keep_only(lambda ids: ids % ranks.size == ranks.rank)
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Asks in here are this process's own affair: those of an evaluation, which the others know nothing of."""
+        ranks, self.ranks = self.ranks, Ranks()
+        try:
+            yield
+        finally:
+            self.ranks = ranks
+
     def expect(self, rounds: int) -> None:
         self.calibration.rounds = rounds
 
@@ -143,6 +153,7 @@ class Simulation:
         mine = self.states.dump()
         if self.ranks.size == 1 or self.states.stateless:
             return mine
+        mine = mine or self.states.nothing()
         counts = [int(n) for n in self.ranks.gathered(torch.tensor([self.states.visited]), [1] * self.ranks.size)]
         return {name: self.ranks.gathered(rows, counts) for name, rows in mine.items()} if sum(counts) else {}
 
@@ -196,7 +207,7 @@ class Simulation:
         """Shapes of the chunk's batches; a full batch is padded a little more where a program can then be reused."""
         widths = [max(1, int(size[ask.ids[part]].max())) for size in self.sizes] if ask.draw.full else []
         if way.kind != EAGER and not self.unpadded:
-            widths = [min(_power_of_two(width), most) for width, most in zip(widths, self.most, strict=False)]
+            widths = [min(power_of_two(width), most) for width, most in zip(widths, self.most, strict=False)]
         settled = self._reaches(ask.draw.minibatches * self.batch_size) if self.device.type == "cuda" else ()
         return Shape(self.form, ask.draw.minibatches, ask.draw.inputs, tuple(widths), settled)
 
@@ -227,14 +238,13 @@ class Simulation:
         row = self.clients.inputs[0].numel() * self.clients.inputs.element_size()
         # A row's activations are taken to need as much as the row again; a work to hold eight copies of its message.
         per_client = 2 * rows * row + 8 * size_of(ask.message).bytes if ask.draw.inputs else 64 * rows
-        share = -(-len(ask.ids) // self.ranks.size)
         most = CHUNK_CLIENTS if ask.draw.inputs else 1 << 16
-        return max(1, min(CHUNK_BYTES[self.device.type] // max(1, per_client), most, share))
+        return max(1, min(CHUNK_BYTES[self.device.type] // max(1, per_client), most))
 
 
 def _padded(part: Tensor, chunk: int, clients: int) -> Tensor:
     """A short chunk filled up with one of its own clients, whose further replies nobody uses."""
-    full = min(chunk, _power_of_two(clients))
+    full = min(chunk, power_of_two(clients))
     return torch.cat([part, part[:1].expand(full - len(part))]) if len(part) < full else part
 
 
@@ -253,6 +263,3 @@ def _first_of_each(ask: Ask, kept: Any, count: int) -> Any:
 def _cut(tree: Any, count: int) -> Any:
     return map_leaves(lambda leaf: leaf[:count], tree)
 
-
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()

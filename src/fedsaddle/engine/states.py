@@ -228,6 +228,7 @@ class ClientStates:
 
     def keep_only(self, mine: Callable[[Tensor], Tensor]) -> None:
         """Drop the states of other clients: of those numbers for which `mine` is false."""
+        self._pending = self._pending.without(torch.ones(self._pending.used, dtype=torch.bool))  # files are not shared
         if self._kept.used:
             self._kept = self._kept.without(~mine(self._kept.ids))
 
@@ -251,6 +252,11 @@ class ClientStates:
         names = [name for name, _ in named_leaves(self.first)]
         values = [leaf.clone() if self._kept.files is None else leaf for leaf in self._kept.values]
         return {"ids": self._kept.ids.clone(), **dict(zip(names, values, strict=True))}
+
+    def nothing(self) -> dict[str, Tensor]:
+        """A dump of no clients."""
+        rows = {name: leaf.new_zeros((0, *leaf.shape)) for name, leaf in named_leaves(self.first)}
+        return {"ids": torch.zeros(0, dtype=torch.int64), **rows}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         if tensors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import TracebackType
 from typing import Any
 
@@ -95,13 +96,15 @@ class Team:
         return int(self.ranks.largest(code))
 
     def recall(self, report: dict[str, Any]) -> None:
-        """Take up what a run has found out about itself before it was stopped."""
-        if hasattr(self.engine, "calibration") and report:
-            self.engine.calibration.load(report.get("works", {}))
-            if self.crew.wanted is None and not self.crew.settled:
-                self.crew.wanted = int(report.get("processes", 1))
-                self.crew.settled = self.crew.wanted == 1
-            self.known = self.report()
+        """Take up what a run has found out about itself before it was stopped: what the first process knows of it."""
+        if not hasattr(self.engine, "calibration"):
+            return
+        report = json.loads(self.ranks.of_the_first(json.dumps(report)))
+        self.engine.calibration.load(report.get("works", {}))
+        processes = report.get("processes")
+        if isinstance(processes, int) and processes > 0 and self.crew.wanted is None and not self.crew.settled:
+            self.crew.wanted, self.crew.settled = processes, processes == 1
+        self.known = self.report()
 
     def report(self) -> dict[str, Any]:
         works = self.engine.calibration.report if hasattr(self.engine, "calibration") else {}

@@ -91,7 +91,8 @@ def rounds(
         trained = time.perf_counter()
         if due and evaluate is not None:
             z = algorithm.solution(server)
-            record["measures"], record["alarms"] = evaluate(z)
+            with federation.engine.alone():
+                record["measures"], record["alarms"] = evaluate(z)
             record["diverged"] = not all(bool(torch.isfinite(part).all()) for part in z)
         record["seconds"], record["evaluation_seconds"] = trained - began, time.perf_counter() - trained
         yield progress, record

@@ -44,7 +44,7 @@ def calibrated(report: dict[str, Any]) -> list[str]:
                   if "does not work" in text]
         if len(found.get("seconds", {})) > 1 or failed:
             processes = report.get("processes", 1)
-            lines.append(f"{work}: {found['kind']}, {found['chunk']} clients at once, {processes} "
+            lines.append(f"{work}: {found['kind']}, up to {found['chunk']} clients at once, {processes} "
                          f"process{'es' if processes > 1 else ''}" + "".join(f"; {text}" for text in failed))
     return lines
 

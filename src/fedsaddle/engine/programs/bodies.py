@@ -170,7 +170,7 @@ def _form(tree: Any) -> Any:
     """The structure of a tree with the shapes of its leaves."""
     if isinstance(tree, tuple):
         return (type(tree), *(_form(child) for child in tree))
-    return (tuple(tree.shape), tree.stride(), tree.dtype) if isinstance(tree, Tensor) else tree
+    return (tuple(tree.shape), tree.stride(), tree.dtype, tree.device.type) if isinstance(tree, Tensor) else tree
 
 
 def _filled(form: Any, supply: Any) -> Any:

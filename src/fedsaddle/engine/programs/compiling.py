@@ -22,7 +22,9 @@ KEPT = 1 << 30
 
 def decompositions() -> Any:
     """The table of operations that inductor wants written out in simpler ones."""
-    from torch._inductor.decomposition import select_decomp_table  # noqa: PLC0415  (slow to import, often not needed)
+    # Slow to import, and often not needed. Some of the table's entries look for the compiler's modules.
+    import torch._inductor.compile_fx  # noqa: F401, PLC0415
+    from torch._inductor.decomposition import select_decomp_table  # noqa: PLC0415
 
     return select_decomp_table()
 

@@ -48,6 +48,8 @@ class Opaque:
         mode: Any = get_proxy_mode()
         if mode is None:
             return self.function(*values)
+        if any(map(torch._is_functional_tensor, values)):  # they have no proxies: they would be taken for constants
+            raise Untraceable("it changes a tensor in place beside a gradient")
         with disable_proxy_modes_tracing():
             results = tuple(self.function(*values))
         proxies = pytree.tree_map(mode.tracer.unwrap_proxy, values)
