@@ -76,9 +76,10 @@ class Calibration:
         self.settled[name] = way
         self.report[name] = {"kind": way.kind, "chunk": way.chunk, "why": why, **more}
 
-    def give_up(self, ask: Ask, way: Way, error: Untraceable) -> None:
-        """The way does not work for this ask after all."""
+    def give_up(self, ask: Ask, way: Way, error: Untraceable) -> Way:
+        """The way does not work for this ask after all; the one that does."""
         self.settle(name_of(ask), Way(EAGER, way.chunk), f"{way.kind} does not work: {error}")
+        return self.settled[name_of(ask)]
 
     def load(self, report: dict[str, dict[str, Any]]) -> None:
         """Take up what a run has found before."""

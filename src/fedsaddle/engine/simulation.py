@@ -111,11 +111,7 @@ class Simulation:
         mine = shares[self.ranks.rank]
         way = self.calibration.way(self, ask, mine)
         began = time.perf_counter()
-        try:
-            sums = self.compute(ask, mine, way or Way(EAGER, self.calibration.chunk or self.automatic(ask)))
-        except Untraceable as error:
-            self.calibration.give_up(ask, way, error)  # type: ignore[arg-type]  # eager ways trace nothing
-            sums = self.compute(ask, mine, Way(EAGER, self.calibration.chunk or self.automatic(ask)))
+        sums = self.compute(ask, mine, way or Way(EAGER, self.calibration.chunk or self.automatic(ask)))
         if way is None:
             self.calibration.tell(self, ask, time.perf_counter() - began)
         return sums.outcome(self.ranks, shares)
@@ -124,7 +120,8 @@ class Simulation:
     def compute(self, ask: Ask, share: Tensor, way: Way, keep: bool = True) -> Sums:
         """The replies of the clients at these positions, summed up; their states are written, if they are to be kept.
 
-        A process without a share computes one client that weighs nothing: its reply tells the shapes.
+        A process without a share computes one client that weighs nothing: its reply tells the shapes. A way that does
+        not work is given up for the eager one, unless it is only tried (nothing is kept): then that is an error.
         """
         sums, keys = Sums(ask), torch.tensor(keys_of(ask.address, len(self.runs)))
         weights = (ask.weight / ask.weight.sum(), ask.objective) if len(share) else (0 * ask.weight,) * 2
@@ -133,7 +130,14 @@ class Simulation:
             whole = part if way.kind == EAGER else _padded(part, way.chunk, len(share))
             mean_weight, sum_weight = (_for_the_first(len(part), weight[whole]) for weight in weights)
             ids = ask.ids[whole]
-            kept, state, size = self._replies(ask, whole, way, Chunk(ids, keys, mean_weight, sum_weight))
+            chunk = Chunk(ids, keys, mean_weight, sum_weight)
+            try:
+                kept, state, size = self._replies(ask, whole, way, chunk)
+            except Untraceable as error:
+                if not keep:
+                    raise
+                way = self.calibration.give_up(ask, way, error)
+                kept, state, size = self._replies(ask, whole, way, chunk)
             if len(part) < len(whole):
                 state = _cut(state, len(part))
                 kept = _first_of_each(ask, kept, len(part))
