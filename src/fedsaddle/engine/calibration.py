@@ -1,9 +1,10 @@
 """Which way an ask is computed: chosen by trying, once, in the first rounds of a run, and kept from then on.
 
-An ask is first answered eagerly and timed. If enough rounds are to come, the other ways are tried on the next ask of
-the same work, results thrown away; a way whose preparation (tracing, compiling) would cost more than it can save is
-not tried. The choice changes a result by rounding only. It is told in words, goes into the run folder, and is taken
-up again by a resumed run, which is therefore the same to the last bit.
+An ask is first answered eagerly, twice, and the second answer is timed: the first one warms up whatever there is. If
+enough rounds are to come, the other ways are tried on the next ask of the same work, results thrown away; a way whose
+preparation (tracing, compiling) would cost more than it can save is not tried. The choice changes a result by rounding
+only. It is told in words, goes into the run folder, and is taken up again by a resumed run, which is therefore the same
+to the last bit.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fedsaddle.engine.ranks import Ranks
 AUTO = "auto"
 EXECUTIONS = (AUTO, *KINDS)
 CHUNKS = {"cpu": (16, 4, 1), "cuda": ()}  # tried besides what memory allows; small ones keep weights in a CPU's cache
-WORTH_TRACING, WORTH_COMPILING = 1.0, 25.0  # seconds still to come
+WORTH_TRACING, WORTH_COMPILING = 2.0, 25.0  # seconds still to come
 REPEATS = 2
 SAMPLE = 64  # clients that are enough to tell
 
@@ -53,7 +54,8 @@ class Calibration:
         self.execution, self.chunk = execution, chunk
         self.rounds = 0  # still to come
         self.settled: dict[str, Way] = {}
-        self.seconds: dict[str, float] = {}  # of the first, eager answer
+        self.warm: set[str] = set()  # answered once
+        self.seconds: dict[str, float] = {}  # of an eager answer
         self.report: dict[str, dict[str, Any]] = {}  # what was tried, for the run folder
 
     def way(self, computer: Computer, ask: Ask, share: Tensor) -> Way | None:
@@ -70,7 +72,9 @@ class Calibration:
 
     def tell(self, computer: Computer, ask: Ask, seconds: float) -> None:
         """How long the eager answer took; the slowest process counts."""
-        self.seconds[name_of(ask)] = computer.ranks.largest(seconds)
+        if name_of(ask) in self.warm:
+            self.seconds[name_of(ask)] = computer.ranks.largest(seconds)
+        self.warm.add(name_of(ask))
 
     def settle(self, name: str, way: Way, why: str, **more: Any) -> None:
         self.settled[name] = way
@@ -97,7 +101,7 @@ class Calibration:
         """Time the ways that may be worth it on some of the clients; all processes come to the same end."""
         chunk = self._chunk(computer, ask)
         sample = share[: max(SAMPLE, chunk)]
-        best, least = Way(EAGER, chunk), self.seconds[name]  # of a first answer: too long, rather
+        best, least = Way(EAGER, chunk), self.seconds[name]
         tried: dict[str, Any] = {}
         most = power_of_two(max(1, len(share)))  # a chunk is never filled up further than that
         smaller = () if self.chunk else tuple(c for c in CHUNKS[computer.device.type] if c < min(chunk, most))

@@ -26,6 +26,7 @@ class Team:
         self.crew = Crew(workers)
         if not hasattr(self.engine, "join") or self.engine.device.type != "cpu" or self.ranks.size > 1:
             self.crew.settled = True
+        self.warm = False  # a round has been carried out
         self.known: Any = None  # the last report that was asked for
 
     @property
@@ -43,12 +44,14 @@ class Team:
             self.engine.ranks = Ranks()
 
     def gather(self, progress: Progress, record: Record | None = None) -> None:
-        """Hire workers, if this is the time for it: at the start where they are wanted, or after a first round."""
+        """Hire workers, if this is the time for it: at the start where they are wanted, or after a warm round."""
         crew, left = self.crew, self.plan.rounds - progress.round
         if crew.settled or left <= 0:
             return
         if crew.wanted is not None:
             self._hire(progress, crew.wanted, None)
+        elif record and not record["skipped"] and not self.warm:
+            self.warm = True
         elif record and not record["skipped"]:
             asked, seconds = max(ask["answered"] for ask in record["asks"]), record["seconds"]
             crew.settled = True
