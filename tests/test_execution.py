@@ -464,7 +464,7 @@ def test_processes_with_unequal_shares_choose_alike(monkeypatch):
         def compute(self, ask, share, way, keep=True):
             clocks.now += len(share) * (0.0015 if way.kind == "eager" else 0.001 / way.chunk)
 
-    ask = SimpleNamespace(work=looks_at_all_rows, draw=ALL)
+    ask = SimpleNamespace(work=looks_at_all_rows, draw=ALL, ids=torch.arange(300))
     found = [None, None]
 
     def one(rank, clients):

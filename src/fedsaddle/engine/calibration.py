@@ -103,7 +103,8 @@ class Calibration:
         sample = share[: max(SAMPLE, chunk)]
         best, least = Way(EAGER, chunk), self.seconds[name]
         tried: dict[str, Any] = {}
-        most = power_of_two(max(1, len(share)))  # a chunk is never filled up further than that
+        # A chunk is never filled up further than a share; the same number in every process, or they would part ways.
+        most = power_of_two(-(-len(ask.ids) // computer.ranks.size))
         smaller = () if self.chunk else tuple(c for c in CHUNKS[computer.device.type] if c < min(chunk, most))
         for kind, worth in ((EAGER, WORTH_TRACING), (TRACED, WORTH_TRACING), (COMPILED, WORTH_COMPILING)):
             for candidate in (Way(kind, c) for c in (chunk, *(() if kind == EAGER else smaller))):
