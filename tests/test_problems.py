@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 from torch.func import grad, vmap
 
-from fedsaddle.contracts import Batch, Data, Point, Rows, SettingError
+from fedsaddle.contracts import Batch, Data, Draw, Point, Rows, SettingError
 from fedsaddle.data.clients import Clients, Run, clients_from_arrays, clients_from_list
 from fedsaddle.data.synthetic import quadratic_clients
 from fedsaddle.maths import trees
@@ -40,7 +40,7 @@ class Fake:
         return "everyone"
 
     def average(self, work, message, cohort, batches):
-        assert cohort == "everyone" and batches.full and not batches.minibatches
+        assert (cohort, batches) == ("everyone", Draw(full=True, inputs=False))
         self.asks += 1
         replies = []
         for start, size in zip(*(part.tolist() for part in self.clients.run), strict=True):

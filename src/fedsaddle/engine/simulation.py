@@ -22,7 +22,7 @@ from fedsaddle.data.clients import Clients
 from fedsaddle.engine.calibration import AUTO, Calibration, Way, power_of_two
 from fedsaddle.engine.devices import sent
 from fedsaddle.engine.draws import Form, Shape, keys_of
-from fedsaddle.engine.federation import Ask, Outcome
+from fedsaddle.engine.federation import Ask, Outcome, sort_fields
 from fedsaddle.engine.ledger import Size, size_of
 from fedsaddle.engine.oracle import ProblemOracle
 from fedsaddle.engine.programs.bodies import EAGER, Bodies, Task
@@ -31,7 +31,7 @@ from fedsaddle.engine.programs.compiling import keep_freed_memory
 from fedsaddle.engine.programs.tracing import Untraceable
 from fedsaddle.engine.ranks import Ranks
 from fedsaddle.engine.states import ClientStates
-from fedsaddle.engine.sums import Sums, reduced, reply_size
+from fedsaddle.engine.sums import EACH, Sums, reduced, reply_size
 from fedsaddle.maths.streams import Reach, reach
 from fedsaddle.maths.trees import leaves, map_leaves, with_leaves
 from fedsaddle.models.checks import mixes_rows
@@ -259,9 +259,9 @@ def _for_the_first(count: int, weight: Tensor) -> Tensor:
 
 def _first_of_each(ask: Ask, kept: Any, count: int) -> Any:
     """Collected fields cut to so many clients."""
-    every = "*" in ask.collect
-    return type(kept)(*(_cut(getattr(kept, name), count) if every or name in ask.collect else getattr(kept, name)
-                        for name in kept._fields))
+    where = sort_fields(kept._fields, ask.collect, ask.summed)
+    return type(kept)(*(_cut(value, count) if where[name] == EACH else value
+                        for name, value in zip(kept._fields, kept, strict=True)))
 
 
 def _cut(tree: Any, count: int) -> Any:

@@ -66,9 +66,9 @@ class Bodies:
                 return leaves(drawn[0])
 
             run = compiling.compiled_function(flat, [ids, key])
-            self.draws[name] = run, map_leaves(lambda _: None, drawn[0])
+            self.draws[name] = run, map_leaves(lambda _: 0, drawn[0])
         run, form = self.draws[name]
-        found: Drawn = _filled(form, iter(run(ids, key)))
+        found: Drawn = with_leaves(form, run(ids, key))
         return found
 
     def key(self, kind: str, task: Task, message: Any, states: Any) -> Any:
@@ -105,7 +105,7 @@ class Bodies:
             return tuple(leaves(found[0]))
 
         work = trace(flat, leaves(example))
-        return work, map_leaves(lambda _: None, found[0])
+        return work, map_leaves(lambda _: 0, found[0])
 
 
 class _Program:
@@ -113,7 +113,7 @@ class _Program:
         self.run, self.form = run, form
 
     def __call__(self, message: Any, states: Any, drawn: Drawn) -> tuple[Any, Any]:
-        result: tuple[Any, Any] = _filled(self.form, iter(self.run(*leaves((message, states, drawn)))))
+        result: tuple[Any, Any] = with_leaves(self.form, self.run(*leaves((message, states, drawn))))
         return result
 
 
@@ -171,11 +171,3 @@ def _form(tree: Any) -> Any:
     if isinstance(tree, tuple):
         return (type(tree), *(_form(child) for child in tree))
     return (tuple(tree.shape), tree.stride(), tree.dtype, tree.device.type) if isinstance(tree, Tensor) else tree
-
-
-def _filled(form: Any, supply: Any) -> Any:
-    if isinstance(form, tuple):
-        children = [_filled(child, supply) for child in form]
-        return type(form)(*children) if hasattr(form, "_fields") else tuple(children)
-    return next(supply)
-
