@@ -30,6 +30,7 @@ from fedsaddle.contracts import ALL, Cohort, Draw, Point
 from fedsaddle.engine import calibration, crew, team
 from fedsaddle.engine.calibration import Calibration
 from fedsaddle.engine.programs import segments, spreading
+from fedsaddle.engine.programs.products import write_out_small_products
 from fedsaddle.engine.programs.spreading import spread
 from fedsaddle.engine.programs.tracing import Opaque, trace
 from fedsaddle.engine.ranks import PartnerLost, Ranks
@@ -269,6 +270,10 @@ def test_spreading_keeps_values():
     expected = module(*values)
     spread(module)
     assert all(torch.equal(one, other) for one, other in zip(module(*values), expected, strict=True))
+    spreading.fill_up_concatenations(module)
+    assert all(torch.equal(one, other) for one, other in zip(module(*values), expected, strict=True))
+    joined = [node for node in module.graph.nodes if node.target is torch.ops.aten.cat.default]
+    assert joined and all(len(node.args[0]) > spreading.JOINED for node in joined)
     for one, other in zip(steps(*values), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
     for node in module.graph.nodes:
@@ -284,6 +289,18 @@ def test_spreading_leaves_other_concatenations_alone():
     module = trace(stacked, values)
     spread(module)
     assert all(torch.equal(one, other) for one, other in zip(module(*values), stacked(*values), strict=True))
+
+
+@pytest.mark.parametrize(("rows", "inner", "columns", "out"), [
+    (200, 10, 784, True), (10, 784, 10, True), (10, 784, 200, False), (1, 3, 1, True), (64, 17, 64, False)])
+def test_small_products_are_written_out(rows, inner, columns, out):
+    random = torch.Generator().manual_seed(0)
+    values = [torch.randn(3, rows, inner, generator=random, dtype=torch.float64),
+              torch.randn(3, columns, inner, generator=random, dtype=torch.float64).transpose(1, 2)]
+    module = trace(lambda a, b: [torch.bmm(a, b) + 1], values)
+    write_out_small_products(module)
+    torch.testing.assert_close(module(*values)[0], torch.bmm(*values) + 1, rtol=1e-12, atol=1e-12)
+    assert (torch.ops.aten.bmm.default in [node.target for node in module.graph.nodes]) != out
 
 
 @COMPILER

@@ -46,7 +46,8 @@ KINDS = {  # what a function of the profile is counted as, by a part of its name
 def job(work: SimpleNamespace, chunk: int | None = None) -> Any:
     inputs, targets, starts = nets.data(work)
     clients = Clients(inputs, targets, Run(starts, torch.full_like(starts, work.rows)))
-    settings = Settings(rounds=10**6, batch_size=work.batch, execution="compiled", chunk=chunk)
+    settings = Settings(rounds=10**6, batch_size=work.batch, execution="compiled", chunk=chunk, device=work.device,
+                        **work.run)
     return assemble(ours.algorithm(work), fedsaddle.Agnostic(ours.model(work)), clients, None, Participation(),
                     settings)
 

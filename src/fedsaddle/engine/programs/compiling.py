@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fedsaddle.engine.programs.products import INNER, write_out_small_products
 from fedsaddle.engine.programs.segments import Finished
-from fedsaddle.engine.programs.spreading import spread
+from fedsaddle.engine.programs.spreading import fill_up_concatenations, spread
 from fedsaddle.engine.programs.tracing import Function, Untraceable, simplify, trace
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
@@ -37,11 +38,15 @@ def compiled(segment: fx.GraphModule, values: list[Tensor]) -> Finished:
     options: dict[str, Any] = {
         "cpp.threads": torch.get_num_threads(), "compile_threads": 1,
         "comprehensive_padding": False,  # padded rows would have to be copied before every product
+        "max_pointwise_cat_inputs": 0,  # concatenations are written part by part
     }
     try:
-        if all(value.device.type == "cpu" for value in values):
-            spread(segment)
-            options["max_pointwise_cat_inputs"] = 0
+        spread(segment)
+        if any(value.device.type == "cuda" for value in values):
+            write_out_small_products(segment)
+            fill_up_concatenations(segment)
+            options |= {"unroll_reductions_threshold": INNER + 1,  # sums written out are elementwise
+                        "combo_kernels": True}  # what does not depend on each other is one launch
         with config.patch(options), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it advises a lower precision
             run: Any = compile_fx_inner(segment, values)
