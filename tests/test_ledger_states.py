@@ -144,7 +144,7 @@ def test_bytes_follow_the_precision_and_the_clock_follows_the_arrivals():
     fed = federation("simulation", Latencies(), dtype=torch.float64)
     ask(fed)
     ask(fed)
-    once = [traffic for _, traffic in fed.asks]
+    once = [ask.traffic for ask in fed.asks]
     assert once[0].bytes_down == 5 * (8 * 8 + 8) and once[0].bytes_up == 5 * (4 * 8 + 8)
     assert once[0].virtual_seconds > 0
     assert fed.traffic.virtual_seconds == once[0].virtual_seconds + once[1].virtual_seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -86,8 +86,18 @@ def assemble(
         Simulation(problem, clients, run.batch_size, dtype, run.chunk, run.execution, from_environment(device),
                    run.states_mib << 20)
     federation = EngineFederation(engine, participation, population, run.seed)
-    z = Point(*(part.detach().to(device, dtype) for part in problem.first()))
+    sets = {"train": clients.rows} | ({"test": placed_rows(test, device, dtype)} if test else {})
+    return begun(algorithm, problem, federation, run, sets, lambda posed: further(posed, clients, federation, run),
+                 checkpoints)
 
+
+def begun(
+    algorithm: Algorithm, problem: Problem, federation: EngineFederation, run: Run, sets: dict[str, Rows],
+    measures: Callable[[Problem], Sequence[Any]], checkpoints: Path | None,
+) -> Job:
+    """The job of a federation, with the problem's constants and the first state, or where a checkpoint left it."""
+    engine = federation.engine
+    z = Point(*(part.detach().to(engine.device, engine.dtype) for part in problem.first()))
     saved, complaints = checkpoint.load(checkpoints) if checkpoints else (None, [])
     if saved and hasattr(problem, "with_constants"):
         problem = problem.with_constants(saved.constants)
@@ -97,11 +107,9 @@ def assemble(
     if saved:
         engine.load(saved.clients)
         progress = saved.progress(progress.server)
-    sets = {"train": clients.rows} | ({"test": _rows(test, device, dtype)} if test else {})
     chosen = {name: sets[name] for name in run.evaluate_on if name in sets} or sets
     plan = Plan(run.rounds, run.evaluate_every, run.stop_after_floats)
-    evaluate = evaluator(problem, chosen, run.progress_steps if run.progress else 0,
-                         further(problem, clients, federation, run))
+    evaluate = evaluator(problem, chosen, run.progress_steps if run.progress else 0, measures(problem))
     return Job(algorithm, problem, federation, evaluate, plan, progress, complaints)
 
 
@@ -182,5 +190,5 @@ def _placed(problem: Problem, device: torch.device) -> Problem:
     return dataclasses.replace(problem, **nets) if nets else problem
 
 
-def _rows(rows: Rows, device: torch.device, dtype: torch.dtype) -> Rows:
+def placed_rows(rows: Rows, device: torch.device, dtype: torch.dtype) -> Rows:
     return Rows(*(part.to(device, dtype if part.is_floating_point() else part.dtype) for part in rows))

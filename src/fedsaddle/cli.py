@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from fedsaddle import cli_data, cli_images, cli_table, recipes
+from fedsaddle import cli_data, cli_images, cli_keys, cli_sites, cli_table, recipes
 from fedsaddle.assemble import deal, job_from_settings
 from fedsaddle.catalogue import CATALOGUES, entries
 from fedsaddle.config import Settings, lookup, read, settle, tables_of
@@ -28,6 +28,8 @@ from fedsaddle.problems import PROBLEMS
 from fedsaddle.report.folder import RunFolder
 from fedsaddle.report.tables import calibrated, comparison, last_measures, listing, number
 from fedsaddle.runs import carry_out
+from fedsaddle.sites.coordinator import SitesFailed
+from fedsaddle.sites.wire import TransportFailed, WireLost
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
                   help="Federated minimax optimisation: run, resume and list.")
@@ -83,8 +85,7 @@ def list_(
 
 def _carry_out_all(settings: Settings, target: RunFolder, jobs: dict[str, Any]) -> None:
     """Every method of the settings in its folder, one after the other, then the table."""
-    own = getattr(lookup(PROBLEMS, settings.problem.name, "problem"), "headline", "loss")
-    headline = settings.run.headline or ("inception_score" if settings.run.image_samples else own)
+    headline = _headline(settings)
     folders = {label: RunFolder(target.path / label) if label else target for label in settings.algorithms}
     with _interruptible() as interrupted, _bars() as bars:
         for label, folder in folders.items():
@@ -111,11 +112,20 @@ def _carry_out_all(settings: Settings, target: RunFolder, jobs: dict[str, Any]) 
             if not result.complete:
                 err.print(f"stopped with a checkpoint; go on with: fedsaddle resume {target.path}", soft_wrap=True)
                 raise typer.Exit(130)
-    if not _first():
-        return
+    if _first():
+        _show_end(settings, folders)
+        out.print(f"run folder: {target.path}", soft_wrap=True)
+
+
+def _headline(settings: Settings) -> str:
+    own = getattr(lookup(PROBLEMS, settings.problem.name, "problem"), "headline", "loss")
+    return settings.run.headline or ("inception_score" if settings.run.image_samples else own)
+
+
+def _show_end(settings: Settings, folders: dict[str, RunFolder]) -> None:
+    """The table of finished runs."""
     out.print(comparison({label or settings.algorithms[label].name: folder.records()
-                          for label, folder in folders.items()}, headline))
-    out.print(f"run folder: {target.path}", soft_wrap=True)
+                          for label, folder in folders.items()}, _headline(settings)))
 
 
 def _first() -> bool:
@@ -173,6 +183,8 @@ def _interruptible() -> Iterator[Any]:
 
 
 cli_table.add_to(app, _carry_out_all, _free)
+cli_keys.add_to(app)
+cli_sites.add_to(app, _show_end)
 
 
 def main() -> None:
@@ -182,6 +194,6 @@ def main() -> None:
     except SettingError as error:
         err.print(Text.assemble(("error: ", "red"), str(error)), soft_wrap=True)
         raise SystemExit(2) from None
-    except (Diverged, PartnerLost) as error:
+    except (Diverged, PartnerLost, SitesFailed, TransportFailed, WireLost) as error:
         err.print(Text.assemble(("error: ", "red"), str(error)), soft_wrap=True)
         raise SystemExit(1) from None

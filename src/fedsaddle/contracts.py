@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -45,6 +45,16 @@ class Point(NamedTuple):
 
     def __neg__(self) -> Point:
         return Point(-self.x, -self.y)
+
+
+# What a field of a reply is, where that bounds its values: a reply that breaks it is refused before it counts. Written
+# as the type of the field, or of a whole reply in the signature of a work.
+Feasible = Annotated[Point, "feasible"]  # in the problem's domain
+LossValue = Annotated[Tensor, "loss"]  # within problem.ranges["loss"]
+RowScores = Annotated[Tensor, "scores"]  # within problem.ranges["scores"]; NaN where there is no row
+ShareOf = Annotated[Tensor, "share"]  # between 0 and 1
+CountOf = Annotated[Tensor, "counts"]  # not negative, at most the client's rows
+Mixture = Annotated[Tensor, "mixture"]  # on the simplex
 
 
 class Batch(NamedTuple):
@@ -194,6 +204,7 @@ class Problem(Protocol):
     alarms(measures) -> list[str]         what a person should know, in words
     named(z) -> dict[str, Tensor]         the solution under the names of a user's module
     headline: str                         the measure to show first
+    ranges: dict[str, tuple]              least and largest value of "loss" and of "scores", where there is one
     pose(settings, materials) -> Problem  a static method: makes it from a settings file
     """
 

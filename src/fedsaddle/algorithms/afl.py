@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch import Tensor
-
 from fedsaddle.algorithms import mixture
 from fedsaddle.algorithms.mixture import Loss, Server
-from fedsaddle.contracts import Average, Data, Federation, Oracle, Point, setting
+from fedsaddle.contracts import Average, Data, Feasible, Federation, LossValue, Oracle, Point, setting
 from fedsaddle.maths import projections
 
 
 class StepAndLoss(NamedTuple):
-    z: Point
-    value: Tensor
+    z: Feasible
+    value: LossValue
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class AFL:
     ) -> tuple[StepAndLoss, tuple[()]]:
         return StepAndLoss(self.one_step(oracle, z, client, data)[0], oracle.loss(z, data.minibatches[0])), client
 
-    def one_step(self, oracle: Oracle, z: Point, client: tuple[()], data: Data) -> tuple[Point, tuple[()]]:
+    def one_step(self, oracle: Oracle, z: Point, client: tuple[()], data: Data) -> tuple[Feasible, tuple[()]]:
         return oracle.project(z.step(oracle.gradient(z, data.minibatches[0]), self.eta, self.eta)), client
 
     def evaluate(self, oracle: Oracle, z: Point, client: tuple[()], data: Data) -> tuple[Loss, tuple[()]]:

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedsaddle.contracts import ALL, Data, Federation, Oracle, Point, setting
+from fedsaddle.contracts import ALL, Data, Feasible, Federation, Oracle, Point, setting
 
 
 class Server(NamedTuple):
@@ -59,7 +59,7 @@ class CatalystScaffoldS:
     def gradient(self, oracle: Oracle, z: Point, client: tuple[()], data: Data) -> tuple[Point, tuple[()]]:
         return oracle.gradient(z, data.full), client
 
-    def local_steps(self, oracle: Oracle, go: Go, client: tuple[()], data: Data) -> tuple[Point, tuple[()]]:
+    def local_steps(self, oracle: Oracle, go: Go, client: tuple[()], data: Data) -> tuple[Feasible, tuple[()]]:
         z = go.z
         for batch in data.minibatches:
             d = oracle.gradient(z, batch) - oracle.gradient(go.z, batch) + go.c

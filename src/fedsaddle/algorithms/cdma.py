@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedsaddle.contracts import ALL, Data, Federation, Number, Oracle, Point, setting
+from fedsaddle.contracts import ALL, Data, Feasible, Federation, Number, Oracle, Point, setting
 
 
 class Server(NamedTuple):
@@ -76,7 +76,7 @@ class CDMA:
         now, before = oracle.gradient(look.z, data.full), oracle.gradient(look.previous, data.full)
         return now - (1 - look.alpha) * before, client
 
-    def local_steps(self, oracle: Oracle, go: Go, client: tuple[()], data: Data) -> tuple[Point, tuple[()]]:
+    def local_steps(self, oracle: Oracle, go: Go, client: tuple[()], data: Data) -> tuple[Feasible, tuple[()]]:
         z = go.z
         for batch in data.minibatches:
             d = oracle.gradient(z, batch)

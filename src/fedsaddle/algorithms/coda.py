@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedsaddle.algorithms import stages
 from fedsaddle.algorithms.stages import Go
-from fedsaddle.contracts import ALL, Data, Federation, Oracle, Point, SettingError, setting
+from fedsaddle.contracts import ALL, Data, Feasible, Federation, Oracle, Point, SettingError, setting
 
 LONGEST = 64  # entries of y up to which its maximiser is recomputed: a client sends that many squared
 
@@ -29,7 +29,7 @@ class Server(NamedTuple):
 
 
 class Local(NamedTuple):
-    z: Point  # (v_I, alpha_I)
+    z: Feasible  # (v_I, alpha_I)
     mean: Point | tuple[()]  # of all I iterates, where the output needs it
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedsaddle.algorithms import stages
 from fedsaddle.algorithms.stages import Go
-from fedsaddle.contracts import Data, Federation, Oracle, Point, setting
+from fedsaddle.contracts import Data, Feasible, Federation, Oracle, Point, setting
 
 
 class Server(NamedTuple):
@@ -55,7 +55,7 @@ class CyCPMinimax:
         output = stages.output(self.output, server.output, z, groups, mean=z)
         return server._replace(z=z, output=output, groups=groups, round=server.round + 1)
 
-    def local_steps(self, oracle: Oracle, go: Go, client: tuple[()], data: Data) -> tuple[Point, tuple[()]]:
+    def local_steps(self, oracle: Oracle, go: Go, client: tuple[()], data: Data) -> tuple[Feasible, tuple[()]]:
         z = go.z
         for batch in data.minibatches:
             g = stages.pulled(oracle.gradient(z, batch), z, go.centre, self.proximal)

@@ -10,7 +10,7 @@ import torch
 from fedsaddle.algorithms import mixture, regularisers
 from fedsaddle.algorithms.mixture import Loss, Server
 from fedsaddle.algorithms.regularisers import Pull
-from fedsaddle.contracts import Data, Federation, Number, Oracle, Point, setting
+from fedsaddle.contracts import Data, Feasible, Federation, Number, Oracle, Point, setting
 
 
 class Go(NamedTuple):
@@ -19,8 +19,8 @@ class Go(NamedTuple):
 
 
 class Local(NamedTuple):
-    z: Point  # w_i^tau
-    snapshot: Point  # w_i^t'
+    z: Feasible  # w_i^tau
+    snapshot: Feasible  # w_i^t'
     iterates: Any  # mean of w_i^1, ..., w_i^tau, or ()
 
 

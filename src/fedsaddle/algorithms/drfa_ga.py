@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 from fedsaddle.algorithms import mixture, regularisers
 from fedsaddle.algorithms.mixture import Loss, Server
 from fedsaddle.algorithms.regularisers import Pull
-from fedsaddle.contracts import ALL, Data, Federation, Oracle, Point, setting
+from fedsaddle.contracts import ALL, Data, Feasible, Federation, Oracle, Point, setting
 from fedsaddle.maths import projections
 
 
 class Local(NamedTuple):
-    z: Point  # w_i^tau
+    z: Feasible  # w_i^tau
     iterates: Any  # mean of w_i^1, ..., w_i^tau, or ()
 
 

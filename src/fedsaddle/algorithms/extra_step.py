@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedsaddle.contracts import Data, Federation, Oracle, Point, setting
+from fedsaddle.contracts import Data, Feasible, Federation, Oracle, Point, setting
 
 
 class Server(NamedTuple):
@@ -29,7 +29,7 @@ class ExtraStepLocalSGD:
         z = federation.average(self.local_steps, server.z, asked, batches=2 * self.steps).mean
         return Server(z=z, round=server.round + 1)
 
-    def local_steps(self, oracle: Oracle, z: Point, client: tuple[()], data: Data) -> tuple[Point, tuple[()]]:
+    def local_steps(self, oracle: Oracle, z: Point, client: tuple[()], data: Data) -> tuple[Feasible, tuple[()]]:
         for batch, other in zip(data.minibatches[::2], data.minibatches[1::2], strict=True):
             ahead = oracle.project(z.step(oracle.gradient(z, batch), self.eta, self.eta))
             z = oracle.project(z.step(oracle.gradient(ahead, other), self.eta, self.eta))

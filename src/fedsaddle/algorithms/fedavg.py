@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedsaddle.algorithms import periods
-from fedsaddle.contracts import Data, Federation, Oracle, Point, setting
+from fedsaddle.contracts import Data, Feasible, Federation, Oracle, Point, setting
 
 
 class Server(NamedTuple):
@@ -49,7 +49,7 @@ class FedAvg:
         z = periods.amplified(server.z, server.hold, self.amplification, federation)
         return server._replace(z=z, hold=z, period=period)
 
-    def local_steps(self, oracle: Oracle, z: Point, client: tuple[()], data: Data) -> tuple[Point, tuple[()]]:
+    def local_steps(self, oracle: Oracle, z: Point, client: tuple[()], data: Data) -> tuple[Feasible, tuple[()]]:
         for batch in data.minibatches:
             z = oracle.project(z.step(oracle.gradient(z, batch), self.eta, self.eta))
         return z, client

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedsaddle.contracts import ALL, Data, Federation, Oracle, Point, setting
+from fedsaddle.contracts import ALL, Data, Feasible, Federation, Oracle, Point, setting
 
 
 class Server(NamedTuple):
@@ -39,7 +39,7 @@ class FedGDAGT:
     def gradient(self, oracle: Oracle, z: Point, client: tuple[()], data: Data) -> tuple[Point, tuple[()]]:
         return oracle.gradient(z, data.full), client
 
-    def local_steps(self, oracle: Oracle, go: Go, client: tuple[()], data: Data) -> tuple[Point, tuple[()]]:
+    def local_steps(self, oracle: Oracle, go: Go, client: tuple[()], data: Data) -> tuple[Feasible, tuple[()]]:
         z, correction = go.z, go.gradient - oracle.gradient(go.z, data.full)
         for _ in range(self.steps):
             z = oracle.project(z.step(oracle.gradient(z, data.full) + correction, self.eta, self.eta))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedsaddle.contracts import Data, Federation, Oracle, Point, setting
+from fedsaddle.contracts import Data, Feasible, Federation, Oracle, Point, setting
 
 
 class Server(NamedTuple):
@@ -40,7 +40,7 @@ class LocalSGDAPlus:
         z = federation.average(self.local_steps, Go(server.z, snapshot), asked, batches=self.steps).mean
         return Server(z=z, snapshot=snapshot, round=server.round + 1)
 
-    def local_steps(self, oracle: Oracle, go: Go, client: tuple[()], data: Data) -> tuple[Point, tuple[()]]:
+    def local_steps(self, oracle: Oracle, go: Go, client: tuple[()], data: Data) -> tuple[Feasible, tuple[()]]:
         z = go.z
         for batch in data.minibatches:
             d = Point(oracle.gradient(z, batch).x, oracle.gradient(Point(go.snapshot, z.y), batch).y)

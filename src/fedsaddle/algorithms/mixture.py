@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedsaddle.algorithms.regularisers import distribution
-from fedsaddle.contracts import Average, Cohort, Federation, Point, setting
+from fedsaddle.contracts import Average, Cohort, Federation, LossValue, Point, setting
 
 
 class Averages(NamedTuple):
@@ -28,7 +28,7 @@ class Server(NamedTuple):
 
 
 class Loss(NamedTuple):
-    value: Tensor
+    value: LossValue
 
 
 def output() -> Any:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedsaddle.contracts import Data, Federation, Oracle, Point, setting
+from fedsaddle.contracts import Data, Feasible, Federation, Oracle, Point, setting
 
 
 class Local(NamedTuple):
     """What travels both ways: the variables and the directions, averaged together."""
 
-    z: Point
+    z: Feasible
     d: Point  # (d_x, d_y)
 
 

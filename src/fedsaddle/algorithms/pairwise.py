@@ -9,11 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch import Tensor
-
 from fedsaddle.algorithms import pools, stages
 from fedsaddle.algorithms.pools import Pools
-from fedsaddle.contracts import Data, Federation, Number, Oracle, Point, Scores, setting
+from fedsaddle.contracts import Data, Feasible, Federation, Number, Oracle, Point, RowScores, Scores, setting
 
 
 class Server(NamedTuple):
@@ -36,9 +34,9 @@ class Go(NamedTuple):
 
 
 class Local(NamedTuple):
-    z: Point | tuple[()]  # nothing where the client only scores
-    positives: Tensor  # [steps, rows, ...]; NaN where there is no such row
-    negatives: Tensor
+    z: Feasible | tuple[()]  # nothing where the client only scores
+    positives: RowScores  # [steps, rows, ...]; NaN where there is no such row
+    negatives: RowScores
 
 
 @dataclass(frozen=True)

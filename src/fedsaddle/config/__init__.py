@@ -24,6 +24,8 @@ from fedsaddle.engine.calibration import EXECUTIONS
 from fedsaddle.models import MODELS
 from fedsaddle.participation import RESPONSES, SELECTIONS
 from fedsaddle.problems import PROBLEMS
+from fedsaddle.sites.admission import Admission
+from fedsaddle.sites.roster import Patience
 
 
 class Named(NamedTuple):
@@ -86,6 +88,8 @@ class Settings:
     respond: tuple[Named, ...]
     model: Named | None
     algorithms: dict[str, Named]
+    sites: Patience = dataclasses.field(default_factory=Patience)
+    admission: Admission = dataclasses.field(default_factory=Admission)
 
     @property
     def single(self) -> bool:
@@ -97,7 +101,7 @@ __all__ = [
     "validated",
 ]
 
-SECTIONS = ("run", "algorithm", "algorithms", "problem", "model", "data", "participation")
+SECTIONS = ("run", "algorithm", "algorithms", "problem", "model", "data", "participation", "sites", "admission")
 
 
 def settle(tables: Mapping[str, Any], assignments: Iterable[str] = ()) -> Settings:
@@ -122,6 +126,8 @@ def settle(tables: Mapping[str, Any], assignments: Iterable[str] = ()) -> Settin
                       (respond if isinstance(respond, list) else [respond])),
         model=named(MODELS, tables["model"], "model") if "model" in tables else None,
         algorithms=_methods(tables),
+        sites=Patience(**validated(Patience, _table(tables, "sites"), "sites")),
+        admission=Admission(**validated(Admission, _table(tables, "admission"), "admission")),
     )
     _possible(settings)
     return settings
@@ -142,6 +148,9 @@ def tables_of(settings: Settings) -> dict[str, Any]:
     }
     if settings.model:
         tables["model"] = table(settings.model)
+    for name, section, usual in (("sites", settings.sites, Patience()), ("admission", settings.admission, Admission())):
+        if section != usual:
+            tables[name] = _without_none(dataclasses.asdict(section))
     if settings.single:
         return tables | {"algorithm": table(settings.algorithms[""])}
     return tables | {"algorithms": {label: table(entry) for label, entry in settings.algorithms.items()}}

@@ -15,6 +15,7 @@ from fedsaddle.data.medicare import Medicare
 from fedsaddle.data.medmnist import SETS, ChestMNIST, medmnist
 from fedsaddle.data.pictures import CelebA, ImageFolder
 from fedsaddle.data.shakespeare import Shakespeare
+from fedsaddle.data.sites import SitesData
 from fedsaddle.data.table_source import TableFile
 from fedsaddle.data.tabular import Adult, Campaign, Mammography
 
@@ -23,7 +24,7 @@ SOURCES: dict[str, type[Any]] = {
     "mnist": MNIST, "fashion-mnist": FashionMNIST, "cifar10": CIFAR10, "cifar100": CIFAR100,
     "adult": Adult, "mammography": Mammography, "campaign": Campaign, "medicare": Medicare,
     "shakespeare": Shakespeare, "celeba": CelebA, "image-folder": ImageFolder, "chestmnist": ChestMNIST,
-    "table": TableFile,
+    "table": TableFile, "sites": SitesData,
     **{name: medmnist(name) for name in SETS},
 }
 

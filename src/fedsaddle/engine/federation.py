@@ -1,12 +1,14 @@
 """The federation that an algorithm talks to: its clock, its draws, its asks, its ledger.
 
-It decides who is asked and who answers; an engine (vectorised or one by one) computes the replies.
+It decides who is asked; an Answering says who answers and what. In simulation an engine (vectorised or one by one)
+computes the replies of those that a chain of responses lets through; across sites they come over a wire.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -19,8 +21,8 @@ from fedsaddle.maths import keys
 from fedsaddle.maths.keys import Purpose
 from fedsaddle.maths.trees import leaves, lift, map_leaves
 from fedsaddle.participation import Participation
-from fedsaddle.participation.responses import Moment, arrivals
-from fedsaddle.participation.selection import Population, draw, whole
+from fedsaddle.participation.responses import Moment, Response, arrivals
+from fedsaddle.participation.selection import Population, Selection, draw, whole
 
 PREPARATION = -1  # the round before the first: constants of the problem are asked for, and everyone answers
 
@@ -45,6 +47,34 @@ class Outcome(NamedTuple):
     sum: Any
     each: Any
     size: Size  # of one reply
+
+
+class Replies(NamedTuple):
+    """What came back of an ask."""
+
+    outcome: Outcome | None  # None: nobody answered
+    who: Tensor | None  # positions among those asked of the clients whose replies are in it; None: all of them
+    late: int
+    size: Size  # of one reply
+    seconds: float  # until the ask was closed
+    details: Mapping[str, Any] = MappingProxyType({})  # for the record
+
+
+class Answering(Protocol):
+    """Who can be asked, who answers, and what: a simulation of it, real sites, or a record of them."""
+
+    def among(self, select: Selection, round: int, number: int) -> Selection:
+        """The selection, restricted to those who can be asked for the `number`-th cohort of the round."""
+
+    def replies(self, ask: Ask) -> Replies: ...
+
+
+class Asked(NamedTuple):
+    """An ask of this round, as it is recorded."""
+
+    work: str
+    traffic: Traffic
+    details: Mapping[str, Any] = MappingProxyType({})
 
 
 class Engine(Protocol):
@@ -74,15 +104,42 @@ class Engine(Protocol):
     def load(self, tensors: dict[str, Tensor]) -> None: ...
 
 
+class Simulated:
+    """An Answering by an engine: a chain of responses says who answers in time."""
+
+    def __init__(self, engine: Engine, chain: tuple[Response, ...]) -> None:
+        self.engine, self.chain = engine, chain
+
+    def among(self, select: Selection, round: int, number: int) -> Selection:
+        return select
+
+    def replies(self, ask: Ask) -> Replies:
+        if not self.chain or ask.address[1] == PREPARATION:
+            outcome = self.engine.run(ask)
+            return Replies(outcome, None, 0, outcome.size, 0.0)
+        arrived = arrivals(self.chain, ask.ids, Moment(*ask.address))
+        who = arrived.accepted.nonzero().flatten()
+        out = (arrived.seconds.isfinite() & ~arrived.accepted).nonzero().flatten()
+        if len(who):
+            outcome = self.engine.run(restricted(ask, who))
+            return Replies(outcome, who, len(out), outcome.size, arrived.closed)
+        # The size of late replies still counts: one is computed, and dropped with the round.
+        size = self.engine.run(restricted(ask, out[:1])).size if len(out) else Size(0, 0)
+        return Replies(None, who, len(out), size, arrived.closed)
+
+
 class EngineFederation:
     """contracts.Federation over an engine."""
 
-    def __init__(self, engine: Engine, participation: Participation, population: Population, seed: int) -> None:
+    def __init__(self, engine: Engine, participation: Participation, population: Population, seed: int,
+                 answering: Answering | None = None) -> None:
+        """answering: none: simulated, as the participation says."""
         self.engine, self.participation, self.population, self.seed = engine, participation, population, seed
+        self.answering = answering or Simulated(engine, participation.respond)
         self.num_clients = population.clients
         self.batch_size = engine.batch_size
         self.cycle = participation.select.cycle
-        self.asks: list[tuple[str, Traffic]] = []  # of this round, in order, with the name of the work
+        self.asks: list[Asked] = []  # of this round, in order
         self.begin(0)
 
     def begin(self, round: int) -> None:
@@ -98,7 +155,8 @@ class EngineFederation:
 
     def cohort(self, size: int | None, weights: Tensor | None = None, replace: bool = False) -> Cohort:
         self._cohorts += 1
-        return draw(self.participation.select, self.population, self.seed, self.round, self._cohorts - 1,
+        select = self.answering.among(self.participation.select, self.round, self._cohorts - 1)
+        return draw(select, self.population, self.seed, self.round, self._cohorts - 1,
                     size, weights, replace)
 
     def everyone(self) -> Cohort:
@@ -111,29 +169,24 @@ class EngineFederation:
         personal: Sequence[str] = (), collect: Sequence[str] = (), summed: Sequence[str] = (),
     ) -> Average:
         message = lift(message, self.engine.device, self.engine.dtype)
-        address = (self.seed, self.round, len(self.asks))
-        message_size, asked = size_of(message, personal), len(cohort.ids)
-        answers = self._answers(cohort, Moment(*address))
-
-        def run(some: Cohort, who: Tensor | None) -> Outcome:
-            own = message if who is None else _rows(message, personal, who)
-            return self.engine.run(Ask(
-                work, own, tuple(personal), tuple(collect), tuple(summed), some.ids, some.weight.double(),
-                self.population.weights[some.ids], as_draw(batches), address))
-
+        asked = len(cohort.ids)
         _check_rows(message, personal, asked)
-        got, late, closed = answers.cohort, answers.late, answers.closed
+        ask = Ask(work, message, tuple(personal), tuple(collect), tuple(summed), cohort.ids, cohort.weight.double(),
+                  self.population.weights[cohort.ids], as_draw(batches), (self.seed, self.round, len(self.asks)))
+        replies = self.answering.replies(ask)
+        got = cohort if replies.who is None else Cohort(*(part[replies.who] for part in cohort))
         count = len(got.ids)
-        if not count:  # the size of late replies still counts: one is computed, and dropped with the round
-            size = run(_some(cohort, answers.out[:1]), answers.out[:1]).size if late else Size(0, 0)
-            self._count(work, traffic_of(message_size, size, asked, 0, late, closed))
+        self.asks.append(Asked(
+            getattr(work, "__name__", "work"),
+            traffic_of(size_of(message, personal), replies.size, asked, count, replies.late, replies.seconds),
+            replies.details))
+        if replies.outcome is None:
             raise NobodyAnswered(f"none of {asked} clients answered in round {self.round}")
-        outcome = run(got, answers.who)
-        self._count(work, traffic_of(message_size, outcome.size, asked, count, late, closed))
         if float(got.weight.sum()) <= 0:
             raise NobodyAnswered(f"the clients that answered in round {self.round} have no weight in the mean")
         share = float(self.population.weights[got.ids].sum())
-        return Average(outcome.mean, outcome.sum, outcome.each, count, share, got.ids, got.times)
+        mean, summed_up, each, _ = replies.outcome
+        return Average(mean, summed_up, each, count, share, got.ids, got.times)
 
     def collect(
         self, work: Work, message: Any, cohort: Cohort, batches: int | Draw, personal: Sequence[str] = (),
@@ -152,36 +205,11 @@ class EngineFederation:
     @property
     def traffic(self) -> Traffic:
         """Of this round so far."""
-        return sum((traffic for _, traffic in self.asks), Traffic())
-
-    def _count(self, work: Work, traffic: Traffic) -> None:
-        self.asks.append((getattr(work, "__name__", "work"), traffic))
+        return sum((ask.traffic for ask in self.asks), Traffic())
 
     def _key(self) -> int:
         self._dice += 1
         return keys.address(self.seed, self.round, self._dice, Purpose.SERVER)
-
-    def _answers(self, cohort: Cohort, moment: Moment) -> Answers:
-        if not self.participation.respond or self.round == PREPARATION:
-            return Answers(cohort, None, 0, 0.0)
-        arrived = arrivals(self.participation.respond, cohort.ids, moment)
-        who = arrived.accepted.nonzero().flatten()
-        out = (arrived.seconds.isfinite() & ~arrived.accepted).nonzero().flatten()
-        return Answers(_some(cohort, who), who, len(out), arrived.closed, out)
-
-
-class Answers(NamedTuple):
-    """Who answered an ask in time, and who too late."""
-
-    cohort: Cohort
-    who: Tensor | None  # their positions among those asked; None: all of them
-    late: int
-    closed: float  # seconds until the ask was closed
-    out: Tensor = torch.zeros(0, dtype=torch.int64)  # positions of those too late
-
-
-def _some(cohort: Cohort, who: Tensor) -> Cohort:
-    return Cohort(*(part[who] for part in cohort))
 
 
 def _check_rows(message: Any, personal: Sequence[str], asked: int) -> None:
@@ -191,10 +219,12 @@ def _check_rows(message: Any, personal: Sequence[str], asked: int) -> None:
                 raise ValueError(f"personal field {name!r} has {len(leaf)} rows for a cohort of {asked}")
 
 
-def _rows(message: Any, personal: Sequence[str], who: Tensor) -> Any:
-    """The message with the personal rows of those that answer."""
-    own = {name: map_leaves(lambda leaf: leaf[who.to(leaf.device)], getattr(message, name)) for name in personal}
-    return message._replace(**own) if own else message
+def restricted(ask: Ask, who: Tensor) -> Ask:
+    """The ask to the clients at these positions alone, with their rows of personal fields."""
+    own = {name: map_leaves(lambda leaf: leaf[who.to(leaf.device)], getattr(ask.message, name))
+           for name in ask.personal}
+    message = ask.message._replace(**own) if own else ask.message
+    return ask._replace(message=message, ids=ask.ids[who], weight=ask.weight[who], objective=ask.objective[who])
 
 
 def sort_fields(fields: Sequence[str], collect: Sequence[str], summed: Sequence[str]) -> dict[str, str]:

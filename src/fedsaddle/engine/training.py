@@ -83,7 +83,7 @@ def rounds(
         record: Record = {
             "round": progress.round, "updates": server.round, "skipped": skipped,
             **federation.traffic._asdict(), "total": traffic._asdict(),
-            "asks": [{"work": name, **one._asdict()} for name, one in federation.asks],
+            "asks": [{"work": one.work, **one.traffic._asdict(), **one.details} for one in federation.asks],
         }
         due = evaluate is not None and (last or progress.round % plan.evaluate_every == 0)
         if due:  # rounds before may still be in a device's queue: their time is not the evaluation's

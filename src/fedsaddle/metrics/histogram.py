@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from heapq import heapify, heappop, heappush
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedsaddle.contracts import ALL, Batch, Data, Federation, Oracle, Pair, Point, SettingError, Work
+from fedsaddle.contracts import ALL, Batch, CountOf, Data, Federation, Oracle, Pair, Point, SettingError, Work
 
 Score = Callable[[Any, Point, Batch], Tensor]  # (problem, z, batch) -> one score a row
 FEWEST = 8  # bins: the first thresholds need them
@@ -48,9 +49,9 @@ class Look(NamedTuple):
 class Counts(NamedTuple):
     """Rows per bin; bin b holds scores from threshold b - 1 on, up to and without threshold b."""
 
-    positive: Tensor
-    negative: Tensor
-    broken: Tensor  # rows whose score is nan
+    positive: CountOf
+    negative: CountOf
+    broken: CountOf  # rows whose score is nan
 
 
 class Known(NamedTuple):
@@ -123,6 +124,7 @@ def problem_score(problem: Any, z: Point, batch: Batch) -> Tensor:
     return scores
 
 
+@cache
 def counting(score: Score) -> Work:
     """The work of a client: its rows counted between thresholds."""
 

@@ -86,6 +86,7 @@ class Cyclic:
     """Groups of clients take turns in a fixed order; only the active group can be asked (papers: cyclic-auc)."""
 
     groups: int = setting(5, "number of groups; client i belongs to group i * groups // clients", at_least=1)
+    of: tuple[int, ...] = setting((), "the group of each client, from 0 on, where they are not those blocks")
     replace = False
 
     @property
@@ -97,11 +98,21 @@ class Cyclic:
             raise SettingError(f"participation.select.groups = {self.groups} for {population.clients} clients; "
                                "every group needs a client")
         active = round % self.groups
+        if self.of:
+            return self._members(population.clients)[active]
         first, end = (-(-g * population.clients // self.groups) for g in (active, active + 1))
         return range(first, end)
 
     def weights(self, population: Population) -> Tensor | None:
         return None
+
+    def _members(self, clients: int) -> list[Tensor]:
+        """The clients of every group, ascending."""
+        if len(self.of) != clients or set(self.of) != set(range(self.groups)):
+            raise SettingError(f"participation.select.of: {len(self.of)} groups {sorted(set(self.of))[:9]} for "
+                               f"{clients} clients; give each client a group from 0 to {self.groups - 1}, none empty")
+        group = torch.tensor(self.of)
+        return [(group == one).nonzero().flatten() for one in range(self.groups)]
 
 
 @dataclass(frozen=True)

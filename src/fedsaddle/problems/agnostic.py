@@ -8,7 +8,8 @@ character at every place.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ class Agnostic:
 
     net: nn.Module
     headline = "accuracy"
+    ranges = MappingProxyType({"loss": (0.0, inf)})  # a cross-entropy
 
     @staticmethod
     def pose(settings: dict[str, Any], materials: Materials) -> Agnostic:

@@ -20,7 +20,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedsaddle.contracts import Batch, Data, Draw, Federation, Materials, Oracle, Point, Rows, SettingError, setting
+from fedsaddle.contracts import (
+    Batch,
+    Data,
+    Draw,
+    Federation,
+    Materials,
+    Oracle,
+    Point,
+    Rows,
+    SettingError,
+    ShareOf,
+    setting,
+)
 from fedsaddle.maths import flat
 from fedsaddle.metrics import auc
 from fedsaddle.metrics.scalars import as_numbers
@@ -42,8 +54,8 @@ class Share(NamedTuple):
     Both are asked for, since a rounded sum of weights need not be exactly 1 where a class is missing.
     """
 
-    positive: Tensor | float = 0.0
-    negative: Tensor | float = 0.0
+    positive: ShareOf | float = 0.0
+    negative: ShareOf | float = 0.0
 
 
 def positive_share(oracle: Oracle, message: Share, client: Any, data: Data) -> tuple[Share, Any]:
@@ -65,6 +77,10 @@ class AUC:
     p: float | None = setting(None, "share of positives, between 0 and 1; left out, the clients are asked once with "
                                     "the objective's weights", above=0.0)
     headline = "auc"
+
+    @property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        return {} if self.score == "linear" else {"scores": (0.0, 1.0)}
 
     @staticmethod
     def pose(settings: dict[str, Any], materials: Materials) -> AUC:

@@ -61,6 +61,10 @@ class Pairwise:
     strata = ("positives", "negatives")
     headline = "auc"
 
+    @property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        return {} if self.score == "linear" else {"scores": (0.0, 1.0)}
+
     @staticmethod
     def pose(settings: dict[str, Any], materials: Materials) -> Pairwise:
         return Pairwise(materials.net(1), **settings)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedsaddle.contracts import Batch, Pair, Scores, SettingError
+from fedsaddle.contracts import Batch, Pair, Scores, SettingError, ShareOf
 
 Psi = Callable[[Tensor, Tensor], Tensor]
 
@@ -69,8 +69,8 @@ def _of(psi: Psi, a: Tensor, b: Tensor, like: Tensor) -> Tensor:
 class Held(NamedTuple):
     """Whether a client has rows of each class: empty in the question, filled in the reply."""
 
-    positives: Tensor | float = 0.0
-    negatives: Tensor | float = 0.0
+    positives: ShareOf | float = 0.0
+    negatives: ShareOf | float = 0.0
 
 
 def held(batch: Batch) -> Tensor:

@@ -1,0 +1,243 @@
+"""The commands for real sites: `server` and `node`, the `worker` that a node starts, and `deal` to try it out."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from fedsaddle import recipes, serving
+from fedsaddle.config import Settings, read, settle, tables_of
+from fedsaddle.contracts import SettingError
+from fedsaddle.engine.training import Record
+from fedsaddle.report.folder import RunFolder
+from fedsaddle.report.sites import nodes_table
+from fedsaddle.runs import carry_out, threads
+from fedsaddle.sites.coordinator import Coordinator
+from fedsaddle.sites.wire import Wire, WireLost
+
+out, err = Console(), Console(stderr=True)
+RESTART = 2.0  # seconds before a process that ended is started again
+Keys = Annotated[Path | None, typer.Option("--keys", help="folder of `fedsaddle keys`, or the node's part of it")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="no TLS and no keys: for trials on one machine only")]
+
+
+def add_to(app: typer.Typer, show_end: Callable[[Settings, dict[str, RunFolder]], None]) -> None:
+    """Add the commands. show_end: prints the table of a finished run."""
+
+    @app.command()
+    def server(
+        what: Annotated[str, typer.Argument(metavar="FILE", help="a settings file or a recipe")],
+        keys: Keys = None,
+        host: Annotated[str, typer.Option(help="address to listen at")] = "0.0.0.0",
+        port: Annotated[int, typer.Option(help="port to listen at")] = 9092,
+        join: Annotated[str | None, typer.Option(help="HOST:PORT of a SuperLink that runs on this machine")] = None,
+        set_: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, over the file")] = None,
+        folder: Annotated[Path | None, typer.Option("--out", help="run folder; begun or gone on with")] = None,
+        insecure: Insecure = False,
+    ) -> None:
+        """Run a settings file across real sites, from the start or from where it stopped."""
+        from fedsaddle.sites.flower.session import Server  # noqa: PLC0415  # flwr is an extra
+
+        path = recipes.path(what) or Path(what)
+        settings = settle(read(path), set_ or ())
+        target = RunFolder(folder or Path("runs") / f"{path.stem}-sites")
+        begin(target, settings)
+        _warn(insecure)
+        with Server(target.path / "flower", keys, host, port, join, insecure, err.print) as transport:
+            conduct(settings, target, transport.wire, transport.again)
+        show_end(settings, folders_of(settings, target))
+
+    @app.command()
+    def node(
+        data: Annotated[Path, typer.Option("--data", help="the site's rows: npz, CSV or Parquet")],
+        server: Annotated[str, typer.Option("--server", help="HOST:PORT of the server")],
+        name: Annotated[str, typer.Option("--name", help="the node's name; names of keys and of the run's list")],
+        keys: Keys = None,
+        state: Annotated[Path | None, typer.Option("--state", help="folder of states and logs")] = None,
+        policy: Annotated[Path | None, typer.Option("--policy", help="TOML file with the site's own rules")] = None,
+        label: Annotated[str | None, typer.Option("--label", help="column of the label, in a table")] = None,
+        group: Annotated[int | None, typer.Option("--group", help="its group, for cyclic runs")] = None,
+        device: Annotated[str, typer.Option("--device", help="cpu or cuda")] = "cpu",
+        insecure: Insecure = False,
+    ) -> None:
+        """Take part in runs of a server, with the rows of this site, until it is stopped."""
+        from fedsaddle.data.sites import load_site  # noqa: PLC0415
+        from fedsaddle.sites.flower.session import Node  # noqa: PLC0415
+        from fedsaddle.sites.policy import read_policy  # noqa: PLC0415
+
+        read_policy(policy), load_site(data, label)  # errors end here, not in a process that is started for ever
+        home = state or Path(f"site-{name}")
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _warn(insecure)
+        line = [sys.executable, "-m", "fedsaddle", "worker", "--data", str(data), "--name", name, "--state", str(home)]
+        for option, value in (("--policy", policy), ("--label", label), ("--group", group), ("--device", device)):
+            line += [option, str(value)] if value is not None else []
+        with ended_by_signals() as ended, Node(home, server, keys, name, insecure, socket_of(home)) as transport:
+            keep_alive(line, home, transport, ended)
+
+    @app.command(hidden=True)
+    def worker(
+        data: Annotated[Path, typer.Option("--data")],
+        name: Annotated[str, typer.Option("--name")],
+        state: Annotated[Path, typer.Option("--state")],
+        policy: Annotated[Path | None, typer.Option("--policy")] = None,
+        label: Annotated[str | None, typer.Option("--label")] = None,
+        group: Annotated[int | None, typer.Option("--group")] = None,
+        device: Annotated[str, typer.Option("--device")] = "cpu",
+    ) -> None:
+        """The process that computes, which `node` starts and keeps."""
+        from fedsaddle.data.sites import load_site  # noqa: PLC0415
+        from fedsaddle.sites import worker as resident  # noqa: PLC0415
+        from fedsaddle.sites.policy import read_policy  # noqa: PLC0415
+        from fedsaddle.sites.site import LIMIT, Site  # noqa: PLC0415
+
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+        site = Site(name, load_site(data, label), state / "worker", serving.posed, read_policy(policy), group, device)
+        listening = resident.listen(socket_of(state))
+        logging.getLogger(__name__).info("%s is ready with %d rows", name, len(site.clients.targets))
+        with threads(1):
+            resident.serve(site, listening, LIMIT)
+
+    @app.command()
+    def deal(
+        what: Annotated[str, typer.Argument(metavar="FILE", help="a settings file or a recipe")],
+        folder: Annotated[Path, typer.Option("--out", help="folder for the files")],
+        set_: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, over the file")] = None,
+    ) -> None:
+        """Write every client's rows into a file of its own, to try a run across sites."""
+        files = serving.deal_out(settle(read(recipes.path(what) or Path(what)), set_ or ()), folder)
+        out.print(f"{len(files)} files: {files[0]} to {files[-1].name}", soft_wrap=True)
+
+
+def begin(target: RunFolder, settings: Settings) -> None:
+    """A new run folder, or the one of these very settings."""
+    tables = tables_of(settings)
+    if not target.path.exists():
+        target.create(tables)
+    elif not (target.path / "run.toml").exists() or tables_of(settle(read(target.path / "run.toml"))) != tables:
+        raise SettingError(f"--out {str(target.path)!r}: holds another run; give another folder, or the settings that "
+                           "it was begun with")
+
+
+def folders_of(settings: Settings, target: RunFolder) -> dict[str, RunFolder]:
+    return {label: RunFolder(target.path / label) if label else target for label in settings.algorithms}
+
+
+def conduct(settings: Settings, target: RunFolder, wire: Wire, again: Callable[[], Wire]) -> None:
+    """Every method of the settings, one after the other; with a new wire where the old one is lost."""
+    members = serving.members_of(target, settings, wire, err.print)
+    for label, folder in folders_of(settings, target).items():
+        folder.path.mkdir(parents=True, exist_ok=True)
+        while not folder.complete:
+            try:
+                one_method(settings, label, folder, members, wire)
+            except WireLost as lost:
+                err.print(f"[yellow]{lost}; starting it again, and going on from the last round[/yellow]")
+                wire = again()
+
+
+def one_method(settings: Settings, label: str, folder: RunFolder, members: Any, wire: Wire) -> None:
+    job, coordinator, run = serving.site_job(settings, label, wire, members, serving.run_name(folder),
+                                             folder.checkpoints, err.print)
+    for complaint in job.complaints:
+        err.print(f"[yellow]{complaint}[/yellow]")
+    with _live(coordinator, settings.run.rounds) as watch:
+        carry_out(job, run, folder, watch)
+
+
+@contextmanager
+def _live(coordinator: Coordinator, rounds: int) -> Iterator[Callable[[Record], None]]:
+    """A table of the nodes that changes in place; where nobody looks, a line now and then."""
+    last: dict[str, Any] = {"round": 0}
+    if not err.is_terminal:
+        def told(record: Record) -> None:
+            if "measures" in record or record["round"] % 10 == 0:
+                err.print(f"round {record['round']} of {rounds}: {record['answered']} of {record['asked']} answered, "
+                          f"{record['late']} late", highlight=False)
+        yield told
+        return
+    with Live(get_renderable=lambda: nodes_table(coordinator.watched, last, rounds), console=err, refresh_per_second=2):
+        yield last.update
+
+
+def _warn(insecure: bool) -> None:
+    if insecure:
+        err.print("[bold red]--insecure: nothing is encrypted and anybody may join. Use it on one machine, with data "
+                  "that are no secret.[/bold red]")
+
+
+def socket_of(state: Path) -> Path:
+    """The worker's socket: in the state folder, or where its path is too long, in a folder of the user's own."""
+    from fedsaddle.sites.worker import LONGEST  # noqa: PLC0415
+
+    path = state.resolve() / "run" / "worker.sock"
+    if len(str(path)) <= LONGEST:
+        return path
+    import hashlib  # noqa: PLC0415
+
+    short = hashlib.sha256(str(path).encode()).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"fedsaddle-{os.getuid()}-{short}" / "worker.sock"
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[Callable[[], bool]]:
+    """Whether the process was asked to end."""
+    asked: list[int] = []
+    before = {number: signal.signal(number, lambda got, frame: asked.append(got))
+              for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def keep_alive(line: list[str], home: Path, transport: Any, ended: Callable[[], bool]) -> None:
+    """The worker and the transport run, and are started again when they end, until we are asked to end."""
+    process: subprocess.Popen[bytes] | None = None
+    log = (home / "worker.log").open("ab")
+    try:
+        while not ended():
+            if process is None or process.poll() is not None:
+                if process is not None:
+                    err.print(f"[yellow]the worker ended ({process.returncode}); it is started again[/yellow]")
+                    time.sleep(RESTART)
+                process = subprocess.Popen(line, stdout=log, stderr=log)
+                _wait_for(socket_of(home), process, ended)
+            transport.watch(err.print)
+            time.sleep(0.2)
+    finally:
+        if process is not None and process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        log.close()
+
+
+def _wait_for(path: Path, process: subprocess.Popen[bytes], ended: Callable[[], bool]) -> None:
+    """Until the worker listens, or has ended."""
+    while process.poll() is None and not ended():
+        probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            probe.connect(str(path))
+            return
+        except OSError:
+            time.sleep(0.1)
+        finally:
+            probe.close()

@@ -1,0 +1,441 @@
+"""The coordinator: asks the sites over a wire, uses the first enough good replies, and says which states stand.
+
+It is to a federation what an engine is in simulation. Everything here is transport-neutral.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedsaddle.contracts import Algorithm, Problem, SettingError
+from fedsaddle.data.clients import Clients
+from fedsaddle.engine.federation import PREPARATION, Ask, Outcome, Replies, restricted
+from fedsaddle.engine.ledger import Size, size_of
+from fedsaddle.engine.oracle import ProblemOracle
+from fedsaddle.engine.ranks import Ranks
+from fedsaddle.engine.simulation import Simulation
+from fedsaddle.engine.sums import Sums, reduced
+from fedsaddle.maths import keys
+from fedsaddle.maths.keys import Purpose
+from fedsaddle.maths.trees import fill, map_leaves
+from fedsaddle.participation.responses import Deadline, Everyone, FirstResponders, Response
+from fedsaddle.participation.selection import Population, Selection
+from fedsaddle.sites import works
+from fedsaddle.sites.admission import Admission, Expected, Gate, expected_of
+from fedsaddle.sites.forms import form_of, leaves_of
+from fedsaddle.sites.parcels import Unreadable, packed, unpacked
+from fedsaddle.sites.roster import BadHello, Member, Patience, Watched, introduced
+from fedsaddle.sites.store import Token
+from fedsaddle.sites.wire import Delivery, Parcel, Wire
+
+GRACE = 30.0  # seconds after which an answer that the transport owes us is given up
+TURN = 0.5  # seconds that are waited at once
+Say = Callable[[str], None]
+
+
+class SitesFailed(RuntimeError):
+    """The run cannot begin or go on. The text names the nodes and the remedy."""
+
+
+class Open(NamedTuple):
+    """An ask to a node that has not been answered."""
+
+    client: int
+    sent: float
+    until: float
+
+
+class Identity(NamedTuple):
+    """Of a run, for its sites."""
+
+    run: str
+    label: str
+    settings: str  # a whole settings file
+    classes: int
+
+
+@dataclass(frozen=True)
+class Among:
+    """A selection restricted to the clients that can be asked now."""
+
+    select: Selection
+    present: Tensor  # ascending
+
+    @property
+    def cycle(self) -> int:
+        return self.select.cycle
+
+    @property
+    def replace(self) -> bool:
+        return self.select.replace
+
+    def pool(self, round: int, population: Population) -> range | Tensor:
+        pool = self.select.pool(round, population)
+        if len(self.present) == population.clients:
+            return pool
+        ids = torch.arange(pool.start, pool.stop) if isinstance(pool, range) else pool
+        return ids[torch.isin(ids, self.present)]
+
+    def weights(self, population: Population) -> Tensor | None:
+        return self.select.weights(population)
+
+
+class Coordinator:
+    """An Engine and an Answering over a wire."""
+
+    def __init__(self, wire: Wire, members: Sequence[Member], identity: Identity, algorithm: Algorithm,
+                 problem: Problem, sample: Clients, batch_size: int, dtype: torch.dtype,
+                 respond: tuple[Response, ...] = (), patience: Patience | None = None,
+                 admission: Admission | None = None, say: Say = lambda text: None) -> None:
+        """sample: a client with rows of the sites' shape, of which nothing is used but shapes."""
+        self.wire, self.members, self.identity, self.algorithm = wire, list(members), identity, algorithm
+        self.sample, self.batch_size, self.dtype, self.device = sample, batch_size, dtype, torch.device("cpu")
+        self.patience, self.admission, self.say = patience or Patience(), admission or Admission(), say
+        self.enough, self.deadline = waiting(respond, self.patience)
+        self.session = random.SystemRandom().randrange(1 << 31)
+        self.number = 0
+        self.client_of = {member.node: client for client, member in enumerate(self.members)}
+        self.watched = [Watched(member.name) for member in self.members]
+        self.open_asks: dict[str, Open] = {}  # by ticket
+        self.strangers: set[str] = set()  # nodes of nobody
+        self.preparing = True  # until the first round: everyone must answer
+        self.expected: dict[Any, Expected] = {}
+        self.pose(problem)
+        self.open(())
+
+    # What the federation sees of an engine.
+
+    def pose(self, problem: Problem) -> None:
+        self.problem, self.oracle = problem, ProblemOracle(problem)
+        self.gate = Gate(self.admission, self.oracle.project, dict(getattr(problem, "ranges", {})))
+        self.expected.clear()
+
+    def open(self, first_client: Any) -> None:
+        self.first = first_client
+        self.tokens: dict[int, Token] = {}
+        self.pending: dict[int, Token] = {}
+        self.kept: dict[int, Token] = {}  # of the last checkpoint
+
+    def alone(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def expect(self, rounds: int) -> None:
+        self.preparing = False
+
+    def run(self, ask: Ask) -> Outcome:
+        found = self.replies(ask)
+        if found.outcome is None:
+            raise SitesFailed("no site answered")
+        return found.outcome
+
+    def commit(self) -> None:
+        self.tokens |= self.pending
+        self.pending = {}
+
+    def rollback(self) -> None:
+        self.pending = {}
+
+    def dump(self) -> dict[str, Tensor]:
+        self.kept = dict(self.tokens)
+        if not self.tokens:
+            return {}
+        return {"ids": torch.tensor(list(self.tokens)), "token": torch.tensor([list(t) for t in self.tokens.values()])}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        ids = tensors.get("ids", torch.zeros(0)).tolist()
+        self.tokens = {int(client): Token(*token) for client, token in zip(
+            ids, tensors["token"].tolist() if ids else [], strict=True)}
+        self.kept = dict(self.tokens)
+
+    # Who can be asked.
+
+    def among(self, select: Selection, round: int, number: int) -> Selection:
+        present = self.present()
+        until = time.monotonic() + self.deadline
+        while len(present) < min(self.patience.at_least, len(self.members)) and time.monotonic() < until:
+            self._late(self.wire.receive(TURN))
+            present = self.present()
+        return Among(select, torch.tensor(present, dtype=torch.int64))
+
+    def present(self) -> list[int]:
+        """Clients whose node is there, owes no answer and was not set aside."""
+        now = time.monotonic()
+        for ticket, one in list(self.open_asks.items()):
+            if now > one.until + GRACE:
+                del self.open_asks[ticket]
+        busy = {one.client for one in self.open_asks.values()}
+        there = set()
+        for node in self.wire.nodes():
+            if node in self.client_of:
+                there.add(self.client_of[node])
+            elif node not in self.strangers:
+                self.strangers.add(node)
+                self.say(f"node {node} is not one of this run's: it is not asked")
+        found = []
+        for client, watched in enumerate(self.watched):
+            aside = watched.strikes >= self.admission.strikes
+            watched.state = "set aside" if aside else "away" if client not in there else \
+                "slow" if client in busy else "free"
+            if watched.state == "free":
+                found.append(client)
+        return found
+
+    # An ask.
+
+    def replies(self, ask: Ask) -> Replies:
+        began = time.monotonic()
+        name = works.name_of(ask.work, self.algorithm, self.problem)
+        expected, form = self._expected(name, ask)
+        first = self.preparing and ask.address[1] == PREPARATION
+        able = set(range(len(self.members))) if first else set(self.present())
+        tickets = self._send(ask, name, form, able, self.patience.start_seconds if first else self.deadline)
+        wanted = len(tickets) if ask.address[1] == PREPARATION else self.enough(ask)
+        good, refused, late = self._gather(ask, name, expected, tickets, wanted, first)
+        details = {"clients": [int(ask.ids[at]) for at in sorted(good)], "asked_clients": ask.ids.tolist(),
+                   "refused": refused}
+        if first and len(good) < len(ask.ids):
+            silent = [self.members[int(client)].name for at, client in enumerate(ask.ids) if at not in good]
+            raise SitesFailed(f"{', '.join(silent)} did not answer before the first round"
+                              + (f" ({refused[0]['reason']})" if refused else "") + "; every node must, once")
+        size = Size(*_size(expected))
+        seconds = time.monotonic() - began
+        if len(good) < min(self.patience.at_least, len(ask.ids)):
+            return Replies(None, torch.tensor(sorted(good), dtype=torch.int64)[:0], late, size, seconds, details)
+        who = torch.tensor(sorted(good), dtype=torch.int64)
+        for at in good:
+            client = int(ask.ids[at])
+            self.pending[client] = self._token(ask)
+            self.gate.accepted(name, good[at])
+        trees = [fill(self.reply_form[expected_key(name, ask)], good[at]) for at in sorted(good)]
+        outcome = combined(restricted(ask, who), trees)
+        return Replies(outcome, who, late, size, seconds, details)
+
+    def _send(self, ask: Ask, name: str, form: Any, able: set[int], seconds: float) -> dict[str, int]:
+        """Parcels to those of the cohort that can be asked; the positions of their tickets."""
+        parcels, tickets = [], {}
+        now = time.monotonic()
+        for at, client in enumerate(ask.ids.tolist()):
+            if client not in able:
+                continue
+            self.number += 1
+            ticket = f"{self.session:x}-{self.number}"
+            own = {field: map_leaves(lambda leaf, at=at: leaf[at], getattr(ask.message, field))
+                   for field in ask.personal}
+            message = ask.message._replace(**own) if own else ask.message
+            content = packed(self._header(ask, name, form, client), leaves_of(message))
+            member = self.members[client]
+            parcels.append(Parcel(member.node, ticket, content, seconds))
+            self.open_asks[ticket] = Open(client, now, now + seconds)
+            self.watched[client].state = "asked"
+            self.watched[client].bytes_down += len(content)
+            tickets[ticket] = at
+        self.wire.send(parcels)
+        return tickets
+
+    def _header(self, ask: Ask, name: str, form: Any, client: int) -> dict[str, Any]:
+        start = self.pending.get(client, self.tokens.get(client, Token()))
+        constants: dict[str, float] = getattr(self.problem, "constants", dict)()
+        return {
+            "kind": "ask", "run": self.identity.run, "label": self.identity.label, "settings": self.identity.settings,
+            "classes": self.identity.classes, "constants": constants, "session": f"{self.session:x}",
+            "number": self.number, "client": client, "round": ask.address[1], "ask": ask.address[2],
+            "address": list(ask.address), "work": name, "form": form, "draw": list(ask.draw),
+            "state": list(start), "keep": list(self.kept.get(client, Token())), "new": list(self._token(ask)),
+        }
+
+    def _token(self, ask: Ask) -> Token:
+        return Token(ask.address[1], ask.address[2], self.session)
+
+    def _gather(
+        self, ask: Ask, name: str, expected: Expected, tickets: dict[str, int], wanted: int, first: bool,
+    ) -> tuple[dict[int, dict[str, Tensor]], list[dict[str, str]], int]:
+        """Good replies by position, refused ones by name and reason, and how many late ones came meanwhile."""
+        good: dict[int, dict[str, Tensor]] = {}
+        refused: list[dict[str, str]] = []
+        late, waiting_for = 0, set(tickets)
+        until = time.monotonic() + (self.patience.start_seconds if first else self.deadline)
+        while waiting_for and len(good) < wanted and time.monotonic() < until:
+            arrived = self.wire.receive(min(TURN, max(0.0, until - time.monotonic())))
+            for at, delivery in enumerate(arrived):
+                if delivery.ticket not in waiting_for:
+                    late += self._late([delivery])
+                    continue
+                if len(good) >= wanted:  # came in the same breath, and is not needed
+                    late += self._late(arrived[at:])
+                    break
+                waiting_for.discard(delivery.ticket)
+                position = tickets[delivery.ticket]
+                one = self.open_asks.pop(delivery.ticket)
+                reply, reason = self._read(delivery, ask, name, expected, one, int(delivery.ticket.split("-")[1]))
+                if reason:
+                    refused.append({"node": self.members[one.client].name, "reason": reason})
+                else:
+                    good[position] = reply
+        self.wire.give_up(sorted(waiting_for))
+        for ticket in waiting_for:
+            self.watched[self.open_asks[ticket].client].state = "slow"
+        return good, refused, late
+
+    def _read(
+        self, delivery: Delivery, ask: Ask, name: str, expected: Expected, one: Open, number: int,
+    ) -> tuple[dict[str, Tensor], str]:
+        """The reply, and why it is refused ("" where it is not)."""
+        watched, member = self.watched[one.client], self.members[one.client]
+        watched.heard(time.monotonic() - one.sent, len(delivery.content))
+        reply: dict[str, Tensor] = {}
+        bad = True  # whether it is the node's doing
+        if delivery.error:
+            reason, bad = delivery.error, False
+        elif delivery.node != member.node:
+            reason = "it comes from another node"
+        else:
+            reason, reply, bad = self._examined(delivery.content, ask, name, expected, member, number, one.client)
+        if reason:
+            watched.refused += 1
+            watched.strikes += bad
+            watched.last_reason = reason
+            self.say(f"round {ask.address[1]}: {member.name}: {reason}")
+            if bad and watched.strikes == self.admission.strikes:
+                self.say(f"{member.name} is set aside after {watched.strikes} bad replies in a row")
+        else:
+            watched.answered += 1
+            watched.strikes = 0
+        watched.state = "free"
+        return reply, reason
+
+    def _examined(
+        self, content: bytes, ask: Ask, name: str, expected: Expected, member: Member, number: int, client: int,
+    ) -> tuple[str, dict[str, Tensor], bool]:
+        try:
+            header, reply = unpacked(content, self.admission.mib << 20)
+        except Unreadable as error:
+            return f"the reply cannot be read: {error}", {}, True
+        if header.get("kind") in ("error", "refused"):
+            return str(header.get("reason", ""))[:200] or "an error without a reason", {}, False
+        if header.get("kind") != "reply":
+            return "it is no reply", {}, True
+        mine = {"run": self.identity.run, "session": f"{self.session:x}", "number": number, "round": ask.address[1],
+                "ask": ask.address[2], "client": client}
+        for field, value in mine.items():
+            if header.get(field) != value:
+                return f"it belongs to another {field}", {}, True
+        rows = header.get("rows")
+        if not isinstance(rows, int) or isinstance(rows, bool) or rows != member.rows:
+            return f"it claims {str(rows)[:20]} rows, where the node has {member.rows}", {}, True
+        return self.gate.examine(name, reply, expected, member.rows), reply, True
+
+    def _late(self, deliveries: Sequence[Delivery]) -> int:
+        """Answers that nobody waits for any more: their nodes are free again."""
+        count = 0
+        for delivery in deliveries:
+            one = self.open_asks.pop(delivery.ticket, None)
+            if one is not None:
+                count += not delivery.error
+                watched = self.watched[one.client]
+                watched.late += not delivery.error
+                watched.heard(time.monotonic() - one.sent, len(delivery.content))
+        return count
+
+    def _expected(self, name: str, ask: Ask) -> tuple[Expected, Any]:
+        """What replies must look like: of a trial of the work on rows that say nothing."""
+        key = expected_key(name, ask)
+        if not hasattr(self, "reply_form"):
+            self.reply_form: dict[Any, Any] = {}
+        if key not in self.expected:
+            engine = Simulation(self.problem, self.sample, self.batch_size, self.dtype, None, "eager")
+            engine.open(self.first)
+            trial = restricted(ask, torch.zeros(1, dtype=torch.int64))._replace(
+                ids=torch.zeros(1, dtype=torch.int64), collect=("*",), summed=(),
+                weight=torch.ones(1, dtype=torch.float64), objective=torch.ones(1, dtype=torch.float64))
+            reply = map_leaves(lambda leaf: leaf[0], engine.run(trial).each)
+            self.expected[key], self.reply_form[key] = expected_of(ask.work, reply), reply
+        message = ask.message
+        own = {field: map_leaves(lambda leaf: leaf[0], getattr(message, field)) for field in ask.personal}
+        return self.expected[key], form_of(message._replace(**own) if own else message)
+
+
+def expected_key(name: str, ask: Ask) -> Any:
+    shapes = tuple((field, tuple(leaf.shape)) for field, leaf in leaves_of(ask.message).items())
+    return name, ask.draw, tuple((field, shape[1:] if field.split(".")[0] in ask.personal else shape)
+                                 for field, shape in shapes)
+
+
+def combined(ask: Ask, replies: list[Any]) -> Outcome:
+    """Replies of the clients of an ask, in its order, as a federation wants them."""
+    stacked = map_leaves(lambda *leaf: torch.stack(leaf), *replies)
+    everyone = torch.arange(len(replies))
+    sums = Sums(ask)
+    total = float(ask.weight.sum())
+    mean = ask.weight / total if total > 0 else ask.weight
+    sums.add(everyone, reduced(ask, stacked, _as(mean, replies[0]), _as(ask.objective, replies[0])),
+             size_of(replies[0]))
+    return sums.outcome(Ranks(), [everyone])
+
+
+def _as(weights: Tensor, reply: Any) -> Tensor:
+    """In the precision of the reply's numbers."""
+    floats = [leaf.dtype for leaf in leaves_of(reply).values() if leaf.is_floating_point()]
+    return weights.to(floats[0]) if floats else weights
+
+
+def _size(expected: Expected) -> Iterator[int]:
+    """Floats and bytes of a reply."""
+    counts = [(math.prod(shape), dtype) for shape, dtype in expected.leaves.values()]
+    yield sum(count for count, dtype in counts if dtype.is_floating_point)
+    yield sum(count * dtype.itemsize for count, dtype in counts)
+
+
+def waiting(respond: tuple[Response, ...], patience: Patience) -> tuple[Callable[[Ask], int], float]:
+    """How many replies of an ask are waited for, and how long: the participation's responses on real nodes."""
+    deadline, first = patience.deadline, None
+    for response in respond:
+        if isinstance(response, Deadline):
+            deadline = response.seconds
+        elif isinstance(response, FirstResponders):
+            first = response
+        elif not isinstance(response, Everyone):
+            raise SettingError(f"participation.respond = {type(response).__name__}: belongs to simulations; real nodes "
+                               "answer when they do. Leave it out, or choose first-responders or deadline")
+
+    def enough(ask: Ask) -> int:
+        if first is None:
+            return len(ask.ids)
+        seed, round, _ = ask.address
+        share = first.low + (first.high - first.low) * keys.uniform(keys.address(seed, round, 0, Purpose.ENOUGH))
+        return max(1, math.ceil(share * len(ask.ids) - 1e-9))
+
+    return enough, deadline
+
+
+def gathered(wire: Wire, wanted: int, names: Sequence[str], seconds: float, say: Say) -> list[Member]:
+    """Wait until so many nodes (or all that are named) have introduced themselves."""
+    session, until = random.SystemRandom().randrange(1 << 31), time.monotonic() + seconds
+    found: dict[str, Member] = {}
+    asked: dict[str, float] = {}
+    need = len(names) or wanted
+    while time.monotonic() < until and len([m for m in found.values() if not names or m.name in names]) < need:
+        new = [node for node in wire.nodes() if node not in found and time.monotonic() - asked.get(node, -1e9) > GRACE]
+        hello = {"kind": "hello", "session": f"{session:x}"}
+        wire.send([Parcel(node, f"hello-{session:x}-{node}-{len(asked)}", packed({**hello, "number": n}, {}), GRACE)
+                   for n, node in enumerate(new, start=int(time.monotonic() * 1000))])
+        asked |= dict.fromkeys(new, time.monotonic())
+        for delivery in wire.receive(TURN):
+            try:
+                if delivery.error:
+                    raise BadHello(delivery.error)
+                member = introduced(unpacked(delivery.content, 1 << 20).header, delivery.node)
+            except (BadHello, Unreadable) as error:
+                say(f"node {delivery.node} did not introduce itself: {error}")
+                continue
+            found[delivery.node] = member
+            say(f"{member.name} is there: {member.rows:,} rows")
+    return list(found.values())

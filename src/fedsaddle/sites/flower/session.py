@@ -1,0 +1,159 @@
+"""What the command line starts on Flower: the server's side (SuperLink, courier, wire) and a node's (SuperNode)."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+
+from fedsaddle.contracts import SettingError
+from fedsaddle.sites.flower.app import write_app
+from fedsaddle.sites.flower.processes import Certificates, Connection, SuperLink, SuperNode, register_node, submit
+from fedsaddle.sites.flower.running import FlowerFailed
+from fedsaddle.sites.flower.wire import FlowerWire
+from fedsaddle.sites.wire import WireLost
+
+WAIT, TRIES = 60.0, 5
+PAUSE = 3.0  # seconds before a node that was refused or lost tries again
+LIMIT = 4 << 30  # bytes of an ask at a node
+Say = Callable[[str], None]
+
+
+class Server:
+    """A SuperLink of our own, or one that runs already, with our courier in it."""
+
+    def __init__(self, folder: Path, keys: Path | None, host: str, port: int, join: str | None, insecure: bool,
+                 say: Say) -> None:
+        self.folder, self.keys, self.host, self.port, self.join = folder.resolve(), keys, host, port, join
+        self.insecure, self.say = insecure, say
+        self.link: SuperLink | None = None
+        _one_of(keys, insecure, "make keys with `fedsaddle keys`")
+
+    def __enter__(self) -> Server:
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.wire = FlowerWire(short(self.folder / "wire"))
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.wire.close()
+        if self.link is not None:
+            self.link.stop()
+
+    def again(self) -> FlowerWire:
+        """The wire once more, after it was lost: whatever has ended is started anew."""
+        for attempt in range(1, TRIES + 1):
+            try:
+                self._start()
+                return self.wire
+            except (FlowerFailed, WireLost) as error:
+                if attempt == TRIES:
+                    raise
+                self.say(f"not yet: {error}")
+                time.sleep(PAUSE)
+        return self.wire
+
+    def _start(self) -> None:
+        if self.join:
+            connection = Connection(self.join, self.keys / "ca.crt" if self.keys else None, self.folder)
+        else:
+            if self.link is None or not self.link.alive():
+                self.link = SuperLink(self.folder / "superlink", host=self.host, port=self.port,
+                                      certificates=self._certificates(), insecure=self.insecure)
+                self.port = self.link.port
+                self.say(f"listening at {self.host}:{self.port}")
+            connection = self.link.connection
+        self._register(connection)
+        submit(connection, write_app(self.folder), self.wire.path)
+        self.wire.wait(WAIT)
+
+    def _certificates(self) -> Certificates | None:
+        if self.keys is None:
+            return None
+        return Certificates(root=self.keys / "ca.crt", certificate=self.keys / "server.pem",
+                            key=self.keys / "server.key")
+
+    def _register(self, connection: Connection) -> None:
+        """Every node whose public key lies beside the server's may come, and nobody else."""
+        found = sorted((self.keys / "nodes").glob("*/key.pub")) if self.keys else []
+        if self.keys and not found:
+            raise SettingError(f"--keys {str(self.keys)!r}: holds no public key of a node (nodes/NAME/key.pub); make "
+                               "them with `fedsaddle keys --node NAME`, or copy those that the sites sent")
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda key: register_node(connection, key, name=key.parent.name), found))
+
+
+class Node:
+    """A SuperNode that is started again when it ends."""
+
+    def __init__(self, home: Path, server: str, keys: Path | None, name: str, insecure: bool, worker: Path) -> None:
+        home = home.resolve()
+        self.home, self.server, self.name, self.insecure, self.worker = home, server, name, insecure, worker
+        self.keys = self._own(keys)
+        self.node: SuperNode | None = None
+        self.next = 0.0  # not before that
+        _one_of(keys, insecure, "give the folder with key and ca.crt that the server's side made")
+
+    def __enter__(self) -> Node:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        if self.node is not None:
+            self.node.stop()
+
+    def watch(self, say: Say) -> None:
+        """Start it where it does not run."""
+        if self.node is not None and self.node.alive():
+            return
+        if self.node is not None:
+            say(f"the connection ended: {self.node.failure()}")
+            self.node, self.next = None, time.monotonic() + PAUSE
+        if time.monotonic() < self.next:
+            return
+        try:
+            self.node = SuperNode(
+                self.home / "supernode", self.server, {"worker": str(self.worker), "limit": LIMIT},
+                root=self.keys / "ca.crt" if self.keys else None, private_key=self.keys / "key" if self.keys else None,
+                insecure=self.insecure, seconds=WAIT)
+            say(f"{self.name} is connected to {self.server}")
+        except FlowerFailed as failure:
+            say(f"not connected: {failure}; trying again")
+            self.next = time.monotonic() + PAUSE
+
+    def _own(self, keys: Path | None) -> Path | None:
+        """The node's part of a folder of keys: what was copied to it, or the whole on one machine."""
+        if keys is None:
+            return None
+        for folder in (keys, keys / "nodes" / self.name):
+            if (folder / "key").exists() and (folder / "ca.crt").exists():
+                return folder
+        raise SettingError(f"--keys {str(keys)!r}: holds no key and ca.crt for node {self.name!r}; copy "
+                           f"nodes/{self.name} from the folder that `fedsaddle keys` wrote")
+
+
+def _one_of(keys: Path | None, insecure: bool, remedy: str) -> None:
+    if keys is None and not insecure:
+        raise SettingError(f"--keys: is missing; {remedy}, or say --insecure for a trial on one machine")
+    if keys is not None and insecure:
+        raise SettingError("--insecure: was given with --keys; leave one of them out")
+
+
+def short(folder: Path) -> Path:
+    """The folder, or one with a shorter path that only this user can enter: sockets allow about 100 characters."""
+    if len(str(folder.resolve())) < 80:
+        return folder.resolve()
+    name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
+    found = Path(tempfile.gettempdir()) / f"fedsaddle-{os.getuid()}-{name}"
+    found.mkdir(mode=0o700, exist_ok=True)
+    return found

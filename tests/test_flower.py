@@ -1,0 +1,427 @@
+"""Flower as the wire: FlowerWire against a courier made here, and the whole way through real processes over TLS."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from fedsaddle.contracts import SettingError
+from fedsaddle.sites import frames, keys
+from fedsaddle.sites.flower import app, processes, running
+from fedsaddle.sites.flower import gate as gates
+from fedsaddle.sites.flower import wire as wires
+from fedsaddle.sites.flower.notes import receive_note, send_note
+from fedsaddle.sites.wire import Delivery, Parcel, WireLost
+
+LIMIT = 8 << 20
+
+
+# FlowerWire and a courier that is a socket in this test.
+
+
+class Courier:
+    def __init__(self, wire, run="1"):
+        self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.connection.connect(str(wire.path))
+        send_note(self.connection, {"is": "here", "run": run})
+        wire.wait(10.0)
+
+    def told(self):
+        return receive_note(self.connection)
+
+    def deliver(self, node, ticket, content=b"", error=""):
+        send_note(self.connection, {"is": "delivery", "node": node, "ticket": ticket, "error": error}, content)
+
+    def close(self):
+        self.connection.close()
+
+
+@pytest.fixture
+def wire(tmp_path):
+    wire = wires.FlowerWire(tmp_path)
+    yield wire
+    wire.close()
+
+
+@pytest.fixture
+def courier(wire):
+    courier = Courier(wire)
+    yield courier
+    courier.close()
+
+
+def received(wire, count, seconds=10.0):
+    got = []
+    until = time.monotonic() + seconds
+    while len(got) < count and time.monotonic() < until:
+        got += wire.receive(1.0)
+    return got
+
+
+def test_parcels_of_one_content_go_to_the_courier_together(wire, courier):
+    wire.send([Parcel("7", "r1-7", b"model\nand", 5.0), Parcel("8", "r1-8", b"other", 5.0),
+               Parcel("9", "r1-9", b"model\nand", 6.0)])
+    head, content = courier.told()
+    assert (head["do"], content) == ("send", b"model\nand")
+    assert head["parcels"] == [{"node": "7", "ticket": "r1-7", "seconds": 5.0},
+                               {"node": "9", "ticket": "r1-9", "seconds": 6.0}]
+    assert courier.told() == ({"do": "send", "parcels": [{"node": "8", "ticket": "r1-8", "seconds": 5.0}]}, b"other")
+
+
+def test_answers_are_delivered_once_and_only_those_that_were_asked(wire, courier):
+    wire.send([Parcel("7", "a", b"", 60.0), Parcel("8", "b", b"", 60.0)])
+    courier.deliver("7", "stranger", b"x")
+    courier.deliver("7", "a", b"\n{}\n")
+    courier.deliver("7", "a", b"again")
+    courier.deliver("8", "b", error="the site's worker is not there")
+    assert received(wire, 3, seconds=2.0) == [Delivery("7", "a", b"\n{}\n"),
+                                              Delivery("8", "b", error="the site's worker is not there")]
+    assert wire.receive(0.0) == []
+
+
+def test_an_answer_that_was_given_up_is_delivered_all_the_same(wire, courier):
+    wire.send([Parcel("7", "a", b"", 60.0)])
+    wire.give_up(["a"])
+    courier.deliver("7", "a", b"late")
+    assert received(wire, 1) == [Delivery("7", "a", b"late")]
+
+
+def test_a_ticket_is_not_sent_twice(wire, courier):
+    wire.send([Parcel("7", "a", b"", 60.0)])
+    with pytest.raises(ValueError, match="'a' was sent before"):
+        wire.send([Parcel("8", "a", b"", 60.0)])
+
+
+def test_nodes_are_what_the_courier_says(wire, courier):
+    def tell():
+        assert courier.told() == ({"do": "nodes"}, b"")
+        send_note(courier.connection, {"is": "nodes", "nodes": ["7", "8"]})
+
+    with ThreadPoolExecutor() as pool:
+        telling = pool.submit(tell)
+        assert wire.nodes() == ["7", "8"]
+        telling.result()
+
+
+def test_what_flower_never_answers_expires_once(wire, courier, monkeypatch):
+    monkeypatch.setattr(wires, "GRACE", 0.05)
+    wire.send([Parcel("7", "a", b"", 0.05), Parcel("8", "b", b"", 60.0)])
+    assert received(wire, 1) == [Delivery("7", "a", error="expired")]
+    courier.deliver("7", "a", b"too late")
+    courier.deliver("8", "b", b"in time")
+    assert received(wire, 1) == [Delivery("8", "b", b"in time")]
+
+
+def test_no_courier_is_a_lost_wire(wire):
+    for use in (wire.nodes, lambda: wire.receive(5.0), lambda: wire.send([Parcel("7", "a", b"", 1.0)]),
+                lambda: wire.wait(0.01)):
+        with pytest.raises(WireLost):
+            use()
+
+
+def test_a_courier_that_hangs_up_is_a_lost_wire_until_the_next_one(wire, courier):
+    wire.send([Parcel("7", "a", b"", 60.0), Parcel("8", "b", b"", 60.0)])
+    courier.deliver("7", "a", b"came before")
+    courier.close()
+    assert received(wire, 1) == [Delivery("7", "a", b"came before")]
+    with pytest.raises(WireLost):
+        wire.receive(60.0)
+    with pytest.raises(WireLost):
+        wire.nodes()
+    second = Courier(wire, run="2")
+    assert wire.run == "2" and wire.receive(0.0) == []
+    wire.send([Parcel("8", "b", b"", 60.0)])  # what the first courier carried is forgotten, so it may be sent again
+    second.deliver("8", "b", b"from the second")
+    assert received(wire, 1) == [Delivery("8", "b", b"from the second")]
+    second.close()
+
+
+def test_a_receiver_that_waits_hears_at_once_that_the_wire_is_lost(wire, courier):
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(wire.receive, 60.0)
+        courier.close()
+        with pytest.raises(WireLost):
+            waiting.result(timeout=30.0)
+
+
+def test_a_stranger_on_the_socket_changes_nothing(wire):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+        stranger.connect(str(wire.path))
+        frames.send_frame(stranger, b"hello")
+    courier = Courier(wire)
+    wire.send([Parcel("7", "a", b"", 60.0)])
+    courier.deliver("7", "a", b"1")
+    assert received(wire, 1) == [Delivery("7", "a", b"1")]
+    courier.close()
+
+
+def test_the_socket_is_the_users_own_and_goes_away(tmp_path):
+    wire = wires.FlowerWire(tmp_path / "own")
+    assert wire.path.stat().st_mode & 0o077 == 0 and wire.path.parent.stat().st_mode & 0o077 == 0
+    wire.close()
+    assert not wire.path.exists()
+    with pytest.raises(WireLost):
+        wire.receive(1.0)
+    with pytest.raises(SettingError, match="too long for a local socket"):
+        wires.FlowerWire(tmp_path / ("x" * 120))
+
+
+def test_without_keys_only_what_says_insecure_starts(tmp_path):
+    for start in (lambda: processes.SuperLink(tmp_path), lambda: processes.SuperNode(tmp_path, "h:1", {}),
+                  lambda: processes.SuperNode(tmp_path, "h:1", {}, root=tmp_path / "ca.crt")):
+        with pytest.raises(SettingError, match="insecure"):
+            start()
+
+
+def test_the_last_words_of_a_log_say_something():
+    log = "INFO: ok\nTraceback (most recent call last):\n  File x\nValueError: no\n\n\x1b[0m  \nINFO:    Finished\n"
+    assert running.last_words(log) == "ValueError: no"
+    assert "refuses the key" in running.last_words("Exit Code: 305\n[code: 2004] Failed\nINFO:     Finished\n")
+
+
+def test_a_port_that_is_taken_is_said(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(SettingError, match="port = "):
+        processes.SuperLink(tmp_path, port=other.getsockname()[1], insecure=True)
+
+
+def passed(path, client, kind="http"):
+    """The statuses with which a request comes back: 200 from the application behind the gate."""
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    async def application(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200})
+
+    asyncio.run(gates.gate(application)({"type": kind, "path": path, "client": client}, None, send))
+    return [message["status"] for message in sent if message["type"] == "http.response.start"]
+
+
+@pytest.mark.parametrize("path", ["/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task",
+                                  "/docs", "/health", "/v1/fleetx", "/", "/v1/control/../fleet/"])
+def test_the_gate_lets_other_machines_do_only_what_a_node_does(path):
+    for stranger in (("192.0.2.7", 5000), ("2001:db8::1", 5000), ("::ffff:192.0.2.7", 1), ("localhost", 1), None, ()):
+        assert passed(path, stranger) == [403]
+        assert passed("/v1/fleet/activate-node", stranger) == [200]
+    for own in (("127.0.0.1", 5000), ("::1", 5000), ("::ffff:127.0.0.1", 1)):
+        assert passed(path, own) == [200]
+
+
+def test_the_gate_has_no_other_door():
+    assert passed("/v1/fleet/x", ("192.0.2.7", 1), kind="websocket") == []
+    assert passed(running.MARK, ("192.0.2.7", 1)) == [204]
+
+
+# The whole way: SuperLink, two SuperNodes, couriers; the workers are threads here.
+
+
+class Worker:
+    """Answers a frame with what `work` makes of it."""
+
+    def __init__(self, path):
+        self.path, self.work = path, lambda content: content
+        self.listener = None
+        self.open()
+
+    def open(self):
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.listener.bind(str(self.path))
+        self.listener.listen(4)
+        threading.Thread(target=self.serve, args=(self.listener,), daemon=True).start()
+
+    def serve(self, listener):
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                connection, _ = listener.accept()
+                with connection, contextlib.suppress(OSError):
+                    answer = self.work(frames.receive_frame(connection, LIMIT))
+                    if answer is not None:
+                        frames.send_frame(connection, answer)
+
+    def close(self):
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        self.path.unlink()
+
+
+class Site:
+    def __init__(self, folder, name, link, resident):
+        self.resident, self.folder, self.link, self.key = resident, folder / name, link, keys.node_key(folder, name)
+        self.root = folder / "ca.crt"
+        self.worker = Worker(folder / f"{name}.sock")
+        self.registered = processes.register_node(link.connection, self.key.with_suffix(".pub"), name)
+        self.start()
+
+    def start(self):
+        self.supernode = processes.SuperNode(
+            self.folder, self.link.address, {"worker": str(self.worker.path), "limit": LIMIT}, root=self.root,
+            private_key=self.key, resident=self.resident)
+
+    @property
+    def node(self):
+        return self.supernode.node
+
+
+class Federation:
+    def __init__(self, folder):
+        self.folder, self.tickets = folder, 0
+        keys.make_authority(folder, 2)
+        keys.server_certificate(folder, ["127.0.0.1"], 2)
+        self.link = processes.SuperLink(folder / "link", certificates=processes.Certificates(
+            folder / "ca.crt", folder / "server.pem", folder / "server.key"))
+        self.wire = wires.FlowerWire(folder / "wire")
+        with ThreadPoolExecutor() as pool:
+            submitted = pool.submit(self.submit)
+            # Both kinds of courier: Flower's process for every message, and ours for all of them.
+            self.a, self.b = pool.map(lambda name: Site(folder, name, self.link, resident=name == "b"), "ab")
+            submitted.result()
+
+    def submit(self):
+        processes.submit(self.link.connection, app.write_app(self.folder), self.wire.path)
+        self.wire.wait(60.0)
+
+    def parcel(self, site, content=b"", seconds=60.0):
+        self.tickets += 1
+        return Parcel(site.node, f"ticket {self.tickets}", content, seconds)
+
+    def close(self):
+        self.wire.close()
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda program: program.stop(), (self.a.supernode, self.b.supernode)))
+        self.link.stop()
+
+
+def ours(folder):
+    """Processes whose command line or working folder is in the folder."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and int(process.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                text = (process / "cmdline").read_bytes().decode(errors="replace") + os.readlink(process / "cwd")
+                if str(folder) in text:
+                    found.append(text)
+    return found
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("f")
+    federation = Federation(folder)
+    assert len(ours(folder)) >= 3  # else the check below could not fail
+    yield federation
+    federation.close()
+    assert ours(folder) == []
+
+
+def test_bytes_come_back_as_they_were(federation):
+    wire, a, b = federation.wire, federation.a, federation.b
+    assert sorted(wire.nodes()) == sorted([a.node, b.node]) == sorted([a.registered, b.registered])
+    large = os.urandom(4 << 20)
+    parcels = [federation.parcel(a), federation.parcel(b, large)]
+    wire.send(parcels)
+    expected = {Delivery(p.node, p.ticket, p.content) for p in parcels}
+    assert set(received(wire, 2, 60.0)) == expected
+
+
+def test_a_slow_worker_does_not_hold_up_the_other_and_a_missing_one_is_said(federation):
+    wire, a, b = federation.wire, federation.a, federation.b
+    go = threading.Event()
+    a.worker.work = lambda content: b"slow" if go.wait(60.0) else None
+    b.worker.close()
+    slow, missing = federation.parcel(a), federation.parcel(b)
+    wire.send([slow, missing])
+    assert received(wire, 1, 60.0) == [Delivery(b.node, missing.ticket, error="the site's worker is not there")]
+    b.worker.open()
+    second = federation.parcel(b, b"again")
+    wire.send([second])
+    assert received(wire, 1, 60.0) == [Delivery(b.node, second.ticket, b"again")]
+    go.set()
+    assert received(wire, 1, 60.0) == [Delivery(a.node, slow.ticket, b"slow")]
+
+
+def test_a_worker_that_dies_or_says_too_much_is_an_error_without_its_words(federation):
+    wire, a, b = federation.wire, federation.a, federation.b
+    a.worker.work = lambda content: None  # closes without an answer
+    b.worker.work = lambda content: bytes(LIMIT + 1)
+    died, large = federation.parcel(a), federation.parcel(b)
+    wire.send([died, large])
+    assert set(received(wire, 2, 60.0)) == {
+        Delivery(a.node, died.ticket, error="the site's worker went away before it answered"),
+        Delivery(b.node, large.ticket, error="the answer of the site's worker is larger than the site allows")}
+    a.worker.work = b.worker.work = lambda content: content
+
+
+def test_a_killed_node_answers_again_under_the_same_name(federation):
+    wire, b = federation.wire, federation.b
+    before = b.node
+    assert processes.register_node(federation.link.connection, b.key.with_suffix(".pub")) == before
+    b.supernode.kill()
+    b.start()
+    assert b.node == before
+    parcel = federation.parcel(b, b"back")
+    wire.send([parcel])
+    assert received(wire, 1, 60.0) == [Delivery(before, parcel.ticket, b"back")]
+
+
+def test_strangers_are_refused(federation, tmp_path):
+    key = keys.node_key(federation.folder, "stranger")
+    for folder, how, why in (
+            ("key", {"root": federation.folder / "ca.crt", "private_key": key}, r"\(exit code 1\): .*refuses the key"),
+            ("plain", {"insecure": True, "seconds": 5.0}, "nobody answers there, or one side speaks TLS")):
+        with pytest.raises(running.FlowerFailed, match=why):
+            processes.SuperNode(tmp_path / folder, federation.link.address, {"worker": "w", "limit": 1}, **how)
+    assert ours(tmp_path) == []
+
+
+STRANGE = '''
+from pathlib import Path
+from flwr.app import Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+client = ClientApp()
+server = ServerApp()
+
+@client.query()
+def run(message, context):
+    Path(context.node_config["worker"] + ".ran").touch()
+    return Message(message.content, reply_to=message)
+
+@server.main()
+def main(grid, context):
+    import time
+    from fedsaddle.sites.flower.records import KIND, Letter, pack
+    nodes = sorted(grid.get_node_ids())
+    wait = set(grid.push_messages([Message(pack(Letter("t", b"x")), dst_node_id=node, message_type=KIND, ttl=60.0)
+                                   for node in nodes]))
+    while wait:
+        wait -= {reply.metadata.reply_to_message_id for reply in grid.pull_messages(wait)}
+        time.sleep(0.2)
+    Path(context.run_config["socket"]).touch()
+'''
+
+
+def test_code_that_comes_with_a_run_does_not_run_beside_a_resident_courier(federation):
+    """Site a has Flower's own executor, which runs it: the check below can fail."""
+    strange = app.write_app(federation.folder / "strange")
+    settings = (strange / "pyproject.toml").read_text()
+    for ours_, theirs in (("courier_server:server", "strange:server"), ("courier_site:client", "strange:client")):
+        settings = settings.replace(f"{app.HOME}.{ours_}", theirs)
+    (strange / "pyproject.toml").write_text(settings)
+    (strange / "strange.py").write_text(STRANGE)
+    done = federation.folder / "done"
+    processes.submit(federation.link.connection, strange, done)
+    until = time.monotonic() + 60.0
+    while not done.exists() and time.monotonic() < until:
+        time.sleep(0.2)
+    assert done.exists()
+    assert [Path(f"{site.worker.path}.ran").exists() for site in (federation.a, federation.b)] == [True, False]
