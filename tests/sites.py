@@ -12,7 +12,8 @@ from fedsaddle.data.clients import Run as Rows
 from fedsaddle.engine.federation import EngineFederation
 from fedsaddle.participation import Participation
 from fedsaddle.participation.selection import Population
-from fedsaddle.sites.coordinator import Coordinator, Identity
+from fedsaddle.sites.asking import Identity
+from fedsaddle.sites.coordinator import Coordinator
 from fedsaddle.sites.local import LocalWire, arrives
 from fedsaddle.sites.roster import Member, Shape
 from fedsaddle.sites.site import Posed, Site

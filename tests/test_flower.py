@@ -8,14 +8,17 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("flwr")
 
+from flwr.app import ConfigRecord, RecordDict
+
 from fedsaddle.contracts import SettingError
 from fedsaddle.sites import frames, keys
-from fedsaddle.sites.flower import app, processes, running
+from fedsaddle.sites.flower import app, courier_server, courier_site, processes, records, running
 from fedsaddle.sites.flower import gate as gates
 from fedsaddle.sites.flower import wire as wires
 from fedsaddle.sites.flower.notes import receive_note, send_note
@@ -187,9 +190,83 @@ def test_the_last_words_of_a_log_say_something():
     assert "refuses the key" in running.last_words("Exit Code: 305\n[code: 2004] Failed\nINFO:     Finished\n")
 
 
+def test_what_was_left_behind_in_a_folder_is_ended_by_the_next_start(tmp_path):
+    first = running.Program("sleeper", ["python", "-c", "import time; time.sleep(60)"], tmp_path)
+    other = running.Program("other", ["python", "-c", "import time; time.sleep(60)"], tmp_path)
+    second = running.Program("sleeper", ["python", "-c", "print('ValueError: done')"], tmp_path)
+    assert not first.alive() and other.alive()
+    while second.alive():
+        time.sleep(0.05)
+    assert str(second.failure("ended")) == "sleeper: ended (exit code 0): ValueError: done"
+    other.stop()
+    second.stop()
+    assert not other.alive() and ours(tmp_path) == []
+
+
 def test_a_port_that_is_taken_is_said(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(SettingError, match="port = "):
         processes.SuperLink(tmp_path, port=other.getsockname()[1], insecure=True)
+
+
+# What the couriers say.
+
+
+@pytest.mark.parametrize("size", [0, 1, records.PIECE, records.PIECE + 1, 3 * records.PIECE - 1])
+def test_a_letter_comes_out_as_it_went_in(size):
+    letter = records.Letter("t", os.urandom(size), "why")
+    assert records.unpack(records.pack(letter)) == letter
+
+
+def test_what_is_no_letter_is_refused():
+    good = records.pack(records.Letter("t", b"abc"))
+    for name, values in (("label", {"ticket": 1, "error": "", "pieces": 1}), ("piece 0", {"bytes": "abc"}),
+                         ("label", {"ticket": "t", "error": ""}), ("label", {"ticket": "t", "error": "", "pieces": 2}),
+                         ("other", {"bytes": b"abc"})):
+        with pytest.raises(ValueError):
+            records.unpack(RecordDict({**good, name: ConfigRecord(values)}))
+    with pytest.raises(ValueError):
+        records.unpack(RecordDict())
+
+
+def reply(letter=None, code=None):
+    return SimpleNamespace(has_error=lambda: code is not None, error=SimpleNamespace(code=code, reason="secret rows"),
+                           content=letter and records.pack(letter))
+
+
+def test_the_servers_courier_believes_a_site_neither_its_ticket_nor_a_long_reason():
+    later, over = time.monotonic() + 60.0, time.monotonic() - 1.0
+    for given, until, expected in (
+            (reply(records.Letter("forged", b"x")), later, records.Letter("mine", b"x")),
+            (reply(records.Letter("", b"x", "a\x1b[2Jb\n" + "c" * 500)), later,
+             records.Letter("mine", b"", "a[2Jb" + "c" * 193)),
+            (reply(code=2), later, records.Letter("mine", b"", "the site's courier failed")),
+            (reply(code=3), over, records.Letter("mine", b"", "expired")),
+            (reply(code=99), later, records.Letter("mine", b"", courier_server.LOST))):
+        assert courier_server.read(given, courier_server.Open("7", "mine", until)) == expected
+
+
+def test_the_sites_courier_says_what_is_wrong_in_fixed_sentences(tmp_path):
+    def said(config, seconds=30.0):
+        content = records.pack(records.Letter("t", b"x"))
+        message = SimpleNamespace(content=content, metadata=SimpleNamespace(ttl=seconds))
+        return courier_site.answer(message, SimpleNamespace(node_config=config)).error
+
+    go = threading.Event()
+    worker = Worker(tmp_path / "w")
+    worker.work = lambda content: b"late" if go.wait(60.0) else None
+    config = {"worker": str(worker.path), "limit": 100}
+    assert said({}) == "the site's node has no worker, or no limit, in its configuration"
+    assert said({"worker": str(tmp_path / "none"), "limit": 1}) == "the site's worker is not there"
+    assert said(config | {"limit": "secret"}) == "the site's courier failed"
+    assert said(config, seconds=0.0) == "the site's worker did not answer in time"
+    go.set()
+    assert said(config) == ""
+    worker.close()
+    message = SimpleNamespace(content=RecordDict())
+    assert courier_site.answer(message, None).error == "the site did not understand the message"
+
+
+# Who gets through to the SuperLink.
 
 
 def passed(path, client, kind="http"):
@@ -266,6 +343,9 @@ class Site:
             self.folder, self.link.address, {"worker": str(self.worker.path), "limit": LIMIT}, root=self.root,
             private_key=self.key, resident=self.resident)
 
+    def stop(self):
+        self.supernode.stop()
+
     @property
     def node(self):
         return self.supernode.node
@@ -276,14 +356,22 @@ class Federation:
         self.folder, self.tickets = folder, 0
         keys.make_authority(folder, 2)
         keys.server_certificate(folder, ["127.0.0.1"], 2)
-        self.link = processes.SuperLink(folder / "link", certificates=processes.Certificates(
-            folder / "ca.crt", folder / "server.pem", folder / "server.key"))
-        self.wire = wires.FlowerWire(folder / "wire")
-        with ThreadPoolExecutor() as pool:
-            submitted = pool.submit(self.submit)
-            # Both kinds of courier: Flower's process for every message, and ours for all of them.
-            self.a, self.b = pool.map(lambda name: Site(folder, name, self.link, resident=name == "b"), "ab")
-            submitted.result()
+        with contextlib.ExitStack() as stack:
+            self.link = processes.SuperLink(folder / "link", certificates=processes.Certificates(
+                folder / "ca.crt", folder / "server.pem", folder / "server.key"))
+            stack.callback(self.link.stop)
+            with ThreadPoolExecutor() as pool:
+                # Both kinds of courier: Flower's process for every message, and ours for all of them.
+                self.a, self.b = pool.map(lambda name: self.site(stack, name, resident=name == "b"), "ab")
+            self.wire = wires.FlowerWire(folder / "wire")
+            stack.callback(self.wire.close)
+            self.submit()
+            self.close = stack.pop_all().close
+
+    def site(self, stack, name, resident):
+        site = Site(self.folder, name, self.link, resident)
+        stack.callback(site.stop)
+        return site
 
     def submit(self):
         processes.submit(self.link.connection, app.write_app(self.folder), self.wire.path)
@@ -292,12 +380,6 @@ class Federation:
     def parcel(self, site, content=b"", seconds=60.0):
         self.tickets += 1
         return Parcel(site.node, f"ticket {self.tickets}", content, seconds)
-
-    def close(self):
-        self.wire.close()
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda program: program.stop(), (self.a.supernode, self.b.supernode)))
-        self.link.stop()
 
 
 def ours(folder):

@@ -24,7 +24,7 @@ from fedsaddle.data.sources import SOURCES
 from fedsaddle.engine import checkpoint
 from fedsaddle.engine.classifier import usual_path
 from fedsaddle.engine.evaluation import further
-from fedsaddle.engine.federation import PREPARATION, EngineFederation
+from fedsaddle.engine.federation import PREPARATION, Answering, EngineFederation
 from fedsaddle.engine.ranks import from_environment
 from fedsaddle.engine.reference import Reference
 from fedsaddle.engine.simulation import Simulation
@@ -33,6 +33,8 @@ from fedsaddle.models import MODELS, build, model_of
 from fedsaddle.participation import RESPONSES, SELECTIONS, Participation
 from fedsaddle.participation.selection import Population
 from fedsaddle.problems import PROBLEMS, own
+from fedsaddle.sites.admission import Admission
+from fedsaddle.sites.gated import Gated, Recorded
 
 
 class Job(NamedTuple):
@@ -65,15 +67,20 @@ def job_from_settings(
     algorithm = algorithm_of(settings.algorithms[label])
     problem = pose(settings, dealt)
     run = dataclasses.replace(settings.run, classifier=settings.run.classifier or str(usual_path(settings.data.name)))
-    job = assemble(algorithm, problem, dealt.clients, dealt.test, participation(settings), run, checkpoints)
+    job = assemble(algorithm, problem, dealt.clients, dealt.test, participation(settings), run, checkpoints,
+                   settings.admission)
     return job._replace(files=dealt.files)
 
 
 def assemble(
     algorithm: Algorithm, problem: Problem, clients: Clients, test: Rows | None, participation: Participation,
-    run: Run, checkpoints: Path | None = None,
+    run: Run, checkpoints: Path | None = None, admission: Admission | None = None,
+    records: Sequence[dict[str, Any]] | None = None,
 ) -> Job:
-    """The job of these objects, from the newest valid checkpoint where there is one."""
+    """The job of these objects, from the newest valid checkpoint where there is one.
+
+    records: of a run across sites, in whose rounds exactly those answer who did there.
+    """
     device, dtype = device_of(run), getattr(torch, run.dtype)
     if device.type == "cuda":
         torch.set_float32_matmul_precision(run.matmul)
@@ -85,7 +92,12 @@ def assemble(
     engine = Reference(problem, clients, run.batch_size, dtype) if run.engine == "reference" else \
         Simulation(problem, clients, run.batch_size, dtype, run.chunk, run.execution, from_environment(device),
                    run.states_mib << 20)
-    federation = EngineFederation(engine, participation, population, run.seed)
+    answering: Answering | None = None
+    if records is not None:
+        answering = Recorded(engine, records)
+    elif admission and admission.simulated:
+        answering = Gated(engine, participation.respond, admission)
+    federation = EngineFederation(engine, participation, population, run.seed, answering)
     sets = {"train": clients.rows} | ({"test": placed_rows(test, device, dtype)} if test else {})
     return begun(algorithm, problem, federation, run, sets, lambda posed: further(posed, clients, federation, run),
                  checkpoints)

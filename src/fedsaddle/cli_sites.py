@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.live import Live
+from rich.table import Table
 
 from fedsaddle import recipes, serving
 from fedsaddle.config import Settings, read, settle, tables_of
@@ -25,6 +26,7 @@ from fedsaddle.contracts import SettingError
 from fedsaddle.engine.training import Record
 from fedsaddle.report.folder import RunFolder
 from fedsaddle.report.sites import nodes_table
+from fedsaddle.report.tables import last_measures
 from fedsaddle.runs import carry_out, threads
 from fedsaddle.sites.coordinator import Coordinator
 from fedsaddle.sites.wire import Wire, WireLost
@@ -111,6 +113,25 @@ def add_to(app: typer.Typer, show_end: Callable[[Settings, dict[str, RunFolder]]
         logging.getLogger(__name__).info("%s is ready with %d rows", name, len(site.clients.targets))
         with threads(1):
             resident.serve(site, listening, LIMIT)
+    _add_trials(app)
+
+
+def _add_trials(app: typer.Typer) -> None:
+    """The commands with which sites are tried out, and a run across them is looked at again."""
+
+    @app.command()
+    def replay(folder: Annotated[Path, typer.Argument(help="a run folder that `server` wrote")]) -> None:
+        """Do a run across sites again as a simulation, with the same replies, and compare: both must agree."""
+        if not (folder / "run.toml").exists() or not (folder / serving.NODES).exists():
+            raise SettingError(f"replay {str(folder)!r}: holds no run across sites; give a folder of `server`")
+        settings = settle(read(folder / "run.toml"))
+        table = Table("method", "sites", "simulation", "solutions differ by")
+        for label, one in folders_of(settings, RunFolder(folder)).items():
+            result, off = serving.replayed(one, settings, label)
+            theirs = last_measures(one.records())
+            table.add_row(label or settings.algorithms[label].name, _measured(theirs), _measured(result.measures),
+                          f"{off:.1e}")
+        out.print(table)
 
     @app.command()
     def deal(
@@ -172,6 +193,12 @@ def _live(coordinator: Coordinator, rounds: int) -> Iterator[Callable[[Record], 
         return
     with Live(get_renderable=lambda: nodes_table(coordinator.watched, last, rounds), console=err, refresh_per_second=2):
         yield last.update
+
+
+def _measured(measures: dict[str, dict[str, float]]) -> str:
+    found = measures.get("test") or next(iter(measures.values()), {})
+    name = "auc" if "auc" in found else next(iter(found), "")
+    return f"{name} {found[name]:.6f}" if name else "not measured"
 
 
 def _warn(insecure: bool) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.torch
 import tomli_w
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from fedsaddle.assemble import (
     Dealt,
     Job,
     algorithm_of,
+    assemble,
     begun,
     deal,
     objective_weights,
@@ -35,8 +37,11 @@ from fedsaddle.engine.federation import EngineFederation
 from fedsaddle.participation import Participation
 from fedsaddle.participation.selection import Cyclic, Population
 from fedsaddle.report.folder import RunFolder
+from fedsaddle.runs import Result, carry_out
 from fedsaddle.sites import roster
-from fedsaddle.sites.coordinator import Coordinator, Identity, Say, gathered
+from fedsaddle.sites.asking import Identity
+from fedsaddle.sites.coordinator import Coordinator, Say
+from fedsaddle.sites.gathering import gathered
 from fedsaddle.sites.roster import Member, Shape
 from fedsaddle.sites.site import Posed
 from fedsaddle.sites.wire import Wire
@@ -152,6 +157,26 @@ def in_groups(who: Participation, members: Sequence[Member]) -> Participation:
         silent = [member.name for member in members if member.group is None]
         raise SettingError(f"node --group: {', '.join(silent)} did not say a group; give every node one, or none")
     return dataclasses.replace(who, select=Cyclic(who.select.groups, tuple(int(group or 0) for group in groups)))
+
+
+def replayed(folder: RunFolder, settings: Settings, label: str) -> tuple[Result, float]:
+    """A run across sites once more as a simulation in which the same clients answer, on the data that were dealt out.
+
+    The result, and how far its solution lies from the sites', as a share of its largest number.
+    """
+    members = roster.load(folder.path / NODES if (folder.path / NODES).exists() else folder.path.parent / NODES)
+    dealt = deal(settings)
+    records = folder.records()
+    run = dataclasses.replace(settings.run, engine="simulation", workers=1, device="cpu", execution="eager")
+    job = assemble(algorithm_of(settings.algorithms[label]), pose(settings, dealt), dealt.clients, dealt.test,
+                   in_groups(participation(settings), members), run, records=records)
+    result = carry_out(job, run)
+    theirs = safetensors.torch.load_file(folder.path / "model.safetensors")
+    off = 0.0
+    for name, values in result.named().items():
+        difference = (values - theirs[name]).abs().max() / theirs[name].abs().max().clamp(min=1.0)
+        off = max(off, float(difference)) if values.numel() else off
+    return result, off
 
 
 def deal_out(settings: Settings, folder: Path) -> list[Path]:

@@ -103,6 +103,16 @@ class Reference:
     def rollback(self) -> None:
         self.pending = {}
 
+    def states_of(self, ids: Tensor) -> Any:
+        """As an ask would find them now."""
+        found = [self.pending.get(client, self.kept.get(client, self.first)) for client in ids.tolist()]
+        return map_leaves(lambda *leaf: torch.stack(leaf), *found)
+
+    def put_back(self, ids: Tensor, states: Any) -> None:
+        """The replies of these were not used after all."""
+        for row, client in enumerate(ids.tolist()):
+            self.pending[client] = map_leaves(lambda leaf, row=row: leaf[row], states)
+
     def dump(self) -> dict[str, Tensor]:
         if not self.kept or not list(named_leaves(self.first)):
             return {}

@@ -152,6 +152,15 @@ class Simulation:
     def rollback(self) -> None:
         self.states.rollback()
 
+    def states_of(self, ids: Tensor) -> Any:
+        """As an ask would find them now."""
+        return () if self.states.stateless else self.states.read(ids)
+
+    def put_back(self, ids: Tensor, states: Any) -> None:
+        """The replies of these were not used after all."""
+        if not self.states.stateless:
+            self.states.write(ids, states)
+
     def dump(self) -> dict[str, Tensor]:
         """The states of all clients, whichever process keeps them; every process must call it."""
         mine = self.states.dump()

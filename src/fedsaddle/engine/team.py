@@ -24,7 +24,8 @@ class Team:
         self.algorithm, self.federation, self.plan = algorithm, federation, plan
         self.engine: Any = federation.engine
         self.crew = Crew(workers)
-        if not hasattr(self.engine, "join") or self.engine.device.type != "cpu" or self.ranks.size > 1:
+        single = getattr(federation.answering, "single", False)
+        if single or not hasattr(self.engine, "join") or self.engine.device.type != "cpu" or self.ranks.size > 1:
             self.crew.settled = True
         self.warm = False  # a round has been carried out
         self.known: Any = None  # the last report that was asked for

@@ -5,35 +5,29 @@ It is to a federation what an engine is in simulation. Everything here is transp
 
 from __future__ import annotations
 
-import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedsaddle.contracts import Algorithm, Problem, SettingError
+from fedsaddle.contracts import Algorithm, Problem
 from fedsaddle.data.clients import Clients
 from fedsaddle.engine.federation import PREPARATION, Ask, Outcome, Replies, restricted
-from fedsaddle.engine.ledger import Size, size_of
 from fedsaddle.engine.oracle import ProblemOracle
-from fedsaddle.engine.ranks import Ranks
-from fedsaddle.engine.simulation import Simulation
-from fedsaddle.engine.sums import Sums, reduced
-from fedsaddle.maths import keys
-from fedsaddle.maths.keys import Purpose
-from fedsaddle.maths.trees import fill, map_leaves
-from fedsaddle.participation.responses import Deadline, Everyone, FirstResponders, Response
-from fedsaddle.participation.selection import Population, Selection
+from fedsaddle.maths.trees import fill
+from fedsaddle.participation.responses import Response
+from fedsaddle.participation.selection import Selection
 from fedsaddle.sites import works
-from fedsaddle.sites.admission import Admission, Expected, Gate, expected_of
-from fedsaddle.sites.forms import form_of, leaves_of
+from fedsaddle.sites.admission import Admission, Expected, Gate
+from fedsaddle.sites.asking import Among, Identity, Trials, combined, message_of, waiting
+from fedsaddle.sites.forms import leaves_of
 from fedsaddle.sites.parcels import Unreadable, packed, unpacked
-from fedsaddle.sites.roster import BadHello, Member, Patience, Watched, introduced
+from fedsaddle.sites.roster import Member, Patience, Watched
+from fedsaddle.sites.standing import Standing
 from fedsaddle.sites.store import Token
 from fedsaddle.sites.wire import Delivery, Parcel, Wire
 
@@ -54,41 +48,6 @@ class Open(NamedTuple):
     until: float
 
 
-class Identity(NamedTuple):
-    """Of a run, for its sites."""
-
-    run: str
-    label: str
-    settings: str  # a whole settings file
-    classes: int
-
-
-@dataclass(frozen=True)
-class Among:
-    """A selection restricted to the clients that can be asked now."""
-
-    select: Selection
-    present: Tensor  # ascending
-
-    @property
-    def cycle(self) -> int:
-        return self.select.cycle
-
-    @property
-    def replace(self) -> bool:
-        return self.select.replace
-
-    def pool(self, round: int, population: Population) -> range | Tensor:
-        pool = self.select.pool(round, population)
-        if len(self.present) == population.clients:
-            return pool
-        ids = torch.arange(pool.start, pool.stop) if isinstance(pool, range) else pool
-        return ids[torch.isin(ids, self.present)]
-
-    def weights(self, population: Population) -> Tensor | None:
-        return self.select.weights(population)
-
-
 class Coordinator:
     """An Engine and an Answering over a wire."""
 
@@ -107,8 +66,8 @@ class Coordinator:
         self.watched = [Watched(member.name) for member in self.members]
         self.open_asks: dict[str, Open] = {}  # by ticket
         self.strangers: set[str] = set()  # nodes of nobody
+        self.drawn: dict[str, list[int]] = {}  # who could be asked for cohorts since the last ask, if not everyone
         self.preparing = True  # until the first round: everyone must answer
-        self.expected: dict[Any, Expected] = {}
         self.pose(problem)
         self.open(())
 
@@ -117,13 +76,10 @@ class Coordinator:
     def pose(self, problem: Problem) -> None:
         self.problem, self.oracle = problem, ProblemOracle(problem)
         self.gate = Gate(self.admission, self.oracle.project, dict(getattr(problem, "ranges", {})))
-        self.expected.clear()
+        self.trials = Trials(problem, self.sample, self.batch_size, self.dtype)
 
     def open(self, first_client: Any) -> None:
-        self.first = first_client
-        self.tokens: dict[int, Token] = {}
-        self.pending: dict[int, Token] = {}
-        self.kept: dict[int, Token] = {}  # of the last checkpoint
+        self.first, self.standing = first_client, Standing()
 
     def alone(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -138,23 +94,17 @@ class Coordinator:
         return found.outcome
 
     def commit(self) -> None:
-        self.tokens |= self.pending
-        self.pending = {}
+        self.standing.commit()
 
     def rollback(self) -> None:
-        self.pending = {}
+        self.standing.rollback()
+        self.drawn = {}
 
     def dump(self) -> dict[str, Tensor]:
-        self.kept = dict(self.tokens)
-        if not self.tokens:
-            return {}
-        return {"ids": torch.tensor(list(self.tokens)), "token": torch.tensor([list(t) for t in self.tokens.values()])}
+        return self.standing.dump()
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        ids = tensors.get("ids", torch.zeros(0)).tolist()
-        self.tokens = {int(client): Token(*token) for client, token in zip(
-            ids, tensors["token"].tolist() if ids else [], strict=True)}
-        self.kept = dict(self.tokens)
+        self.standing.load(tensors)
 
     # Who can be asked.
 
@@ -164,6 +114,8 @@ class Coordinator:
         while len(present) < min(self.patience.at_least, len(self.members)) and time.monotonic() < until:
             self._late(self.wire.receive(TURN))
             present = self.present()
+        if len(present) < len(self.members):
+            self.drawn[str(number)] = present
         return Among(select, torch.tensor(present, dtype=torch.int64))
 
     def present(self) -> list[int]:
@@ -194,28 +146,28 @@ class Coordinator:
     def replies(self, ask: Ask) -> Replies:
         began = time.monotonic()
         name = works.name_of(ask.work, self.algorithm, self.problem)
-        expected, form = self._expected(name, ask)
+        trial = self.trials.of(name, ask, self.first)
         first = self.preparing and ask.address[1] == PREPARATION
         able = set(range(len(self.members))) if first else set(self.present())
-        tickets = self._send(ask, name, form, able, self.patience.start_seconds if first else self.deadline)
+        tickets = self._send(ask, name, trial.message, able, self.patience.start_seconds if first else self.deadline)
         wanted = len(tickets) if ask.address[1] == PREPARATION else self.enough(ask)
-        good, refused, late = self._gather(ask, name, expected, tickets, wanted, first)
+        good, refused, late = self._gather(ask, name, trial.expected, tickets, wanted, first)
         details = {"clients": [int(ask.ids[at]) for at in sorted(good)], "asked_clients": ask.ids.tolist(),
-                   "refused": refused}
+                   "present": self.drawn, "refused": refused}
+        self.drawn = {}
         if first and len(good) < len(ask.ids):
             silent = [self.members[int(client)].name for at, client in enumerate(ask.ids) if at not in good]
             raise SitesFailed(f"{', '.join(silent)} did not answer before the first round"
                               + (f" ({refused[0]['reason']})" if refused else "") + "; every node must, once")
-        size = Size(*_size(expected))
-        seconds = time.monotonic() - began
+        size, seconds = trial.size, time.monotonic() - began
         if len(good) < min(self.patience.at_least, len(ask.ids)):
             return Replies(None, torch.tensor(sorted(good), dtype=torch.int64)[:0], late, size, seconds, details)
         who = torch.tensor(sorted(good), dtype=torch.int64)
         for at in good:
             client = int(ask.ids[at])
-            self.pending[client] = self._token(ask)
+            self.standing.pending[client] = self._token(ask)
             self.gate.accepted(name, good[at])
-        trees = [fill(self.reply_form[expected_key(name, ask)], good[at]) for at in sorted(good)]
+        trees = [fill(trial.reply, good[at]) for at in sorted(good)]
         outcome = combined(restricted(ask, who), trees)
         return Replies(outcome, who, late, size, seconds, details)
 
@@ -228,10 +180,7 @@ class Coordinator:
                 continue
             self.number += 1
             ticket = f"{self.session:x}-{self.number}"
-            own = {field: map_leaves(lambda leaf, at=at: leaf[at], getattr(ask.message, field))
-                   for field in ask.personal}
-            message = ask.message._replace(**own) if own else ask.message
-            content = packed(self._header(ask, name, form, client), leaves_of(message))
+            content = packed(self._header(ask, name, form, client), leaves_of(message_of(ask, at)))
             member = self.members[client]
             parcels.append(Parcel(member.node, ticket, content, seconds))
             self.open_asks[ticket] = Open(client, now, now + seconds)
@@ -242,14 +191,13 @@ class Coordinator:
         return tickets
 
     def _header(self, ask: Ask, name: str, form: Any, client: int) -> dict[str, Any]:
-        start = self.pending.get(client, self.tokens.get(client, Token()))
         constants: dict[str, float] = getattr(self.problem, "constants", dict)()
         return {
             "kind": "ask", "run": self.identity.run, "label": self.identity.label, "settings": self.identity.settings,
             "classes": self.identity.classes, "constants": constants, "session": f"{self.session:x}",
             "number": self.number, "client": client, "round": ask.address[1], "ask": ask.address[2],
             "address": list(ask.address), "work": name, "form": form, "draw": list(ask.draw),
-            "state": list(start), "keep": list(self.kept.get(client, Token())), "new": list(self._token(ask)),
+            **self.standing.of(client), "new": self._token(ask),
         }
 
     def _token(self, ask: Ask) -> Token:
@@ -270,6 +218,7 @@ class Coordinator:
                     late += self._late([delivery])
                     continue
                 if len(good) >= wanted:  # came in the same breath, and is not needed
+                    waiting_for -= {one.ticket for one in arrived[at:]}
                     late += self._late(arrived[at:])
                     break
                 waiting_for.discard(delivery.ticket)
@@ -344,98 +293,3 @@ class Coordinator:
                 watched.late += not delivery.error
                 watched.heard(time.monotonic() - one.sent, len(delivery.content))
         return count
-
-    def _expected(self, name: str, ask: Ask) -> tuple[Expected, Any]:
-        """What replies must look like: of a trial of the work on rows that say nothing."""
-        key = expected_key(name, ask)
-        if not hasattr(self, "reply_form"):
-            self.reply_form: dict[Any, Any] = {}
-        if key not in self.expected:
-            engine = Simulation(self.problem, self.sample, self.batch_size, self.dtype, None, "eager")
-            engine.open(self.first)
-            trial = restricted(ask, torch.zeros(1, dtype=torch.int64))._replace(
-                ids=torch.zeros(1, dtype=torch.int64), collect=("*",), summed=(),
-                weight=torch.ones(1, dtype=torch.float64), objective=torch.ones(1, dtype=torch.float64))
-            reply = map_leaves(lambda leaf: leaf[0], engine.run(trial).each)
-            self.expected[key], self.reply_form[key] = expected_of(ask.work, reply), reply
-        message = ask.message
-        own = {field: map_leaves(lambda leaf: leaf[0], getattr(message, field)) for field in ask.personal}
-        return self.expected[key], form_of(message._replace(**own) if own else message)
-
-
-def expected_key(name: str, ask: Ask) -> Any:
-    shapes = tuple((field, tuple(leaf.shape)) for field, leaf in leaves_of(ask.message).items())
-    return name, ask.draw, tuple((field, shape[1:] if field.split(".")[0] in ask.personal else shape)
-                                 for field, shape in shapes)
-
-
-def combined(ask: Ask, replies: list[Any]) -> Outcome:
-    """Replies of the clients of an ask, in its order, as a federation wants them."""
-    stacked = map_leaves(lambda *leaf: torch.stack(leaf), *replies)
-    everyone = torch.arange(len(replies))
-    sums = Sums(ask)
-    total = float(ask.weight.sum())
-    mean = ask.weight / total if total > 0 else ask.weight
-    sums.add(everyone, reduced(ask, stacked, _as(mean, replies[0]), _as(ask.objective, replies[0])),
-             size_of(replies[0]))
-    return sums.outcome(Ranks(), [everyone])
-
-
-def _as(weights: Tensor, reply: Any) -> Tensor:
-    """In the precision of the reply's numbers."""
-    floats = [leaf.dtype for leaf in leaves_of(reply).values() if leaf.is_floating_point()]
-    return weights.to(floats[0]) if floats else weights
-
-
-def _size(expected: Expected) -> Iterator[int]:
-    """Floats and bytes of a reply."""
-    counts = [(math.prod(shape), dtype) for shape, dtype in expected.leaves.values()]
-    yield sum(count for count, dtype in counts if dtype.is_floating_point)
-    yield sum(count * dtype.itemsize for count, dtype in counts)
-
-
-def waiting(respond: tuple[Response, ...], patience: Patience) -> tuple[Callable[[Ask], int], float]:
-    """How many replies of an ask are waited for, and how long: the participation's responses on real nodes."""
-    deadline, first = patience.deadline, None
-    for response in respond:
-        if isinstance(response, Deadline):
-            deadline = response.seconds
-        elif isinstance(response, FirstResponders):
-            first = response
-        elif not isinstance(response, Everyone):
-            raise SettingError(f"participation.respond = {type(response).__name__}: belongs to simulations; real nodes "
-                               "answer when they do. Leave it out, or choose first-responders or deadline")
-
-    def enough(ask: Ask) -> int:
-        if first is None:
-            return len(ask.ids)
-        seed, round, _ = ask.address
-        share = first.low + (first.high - first.low) * keys.uniform(keys.address(seed, round, 0, Purpose.ENOUGH))
-        return max(1, math.ceil(share * len(ask.ids) - 1e-9))
-
-    return enough, deadline
-
-
-def gathered(wire: Wire, wanted: int, names: Sequence[str], seconds: float, say: Say) -> list[Member]:
-    """Wait until so many nodes (or all that are named) have introduced themselves."""
-    session, until = random.SystemRandom().randrange(1 << 31), time.monotonic() + seconds
-    found: dict[str, Member] = {}
-    asked: dict[str, float] = {}
-    need = len(names) or wanted
-    while time.monotonic() < until and len([m for m in found.values() if not names or m.name in names]) < need:
-        new = [node for node in wire.nodes() if node not in found and time.monotonic() - asked.get(node, -1e9) > GRACE]
-        hello = {"kind": "hello", "session": f"{session:x}"}
-        wire.send([Parcel(node, f"hello-{session:x}-{node}-{len(asked)}", packed({**hello, "number": n}, {}), GRACE)
-                   for n, node in enumerate(new, start=int(time.monotonic() * 1000))])
-        asked |= dict.fromkeys(new, time.monotonic())
-        for delivery in wire.receive(TURN):
-            try:
-                if delivery.error:
-                    raise BadHello(delivery.error)
-                member = introduced(unpacked(delivery.content, 1 << 20).header, delivery.node)
-            except (BadHello, Unreadable) as error:
-                say(f"node {delivery.node} did not introduce itself: {error}")
-                continue
-            found[delivery.node] = member
-            say(f"{member.name} is there: {member.rows:,} rows")
-    return list(found.values())

@@ -7,6 +7,7 @@ the site's disk, and survive whatever process dies. Errors are answered in words
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import logging
 import time
@@ -18,7 +19,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedsaddle import __version__
 from fedsaddle.contracts import Algorithm, Draw, Problem
 from fedsaddle.data.clients import Clients, Run
 from fedsaddle.engine.federation import Ask
@@ -90,7 +90,7 @@ class Site:
         inputs, targets = self.clients.inputs, self.clients.targets
         return {
             "kind": "hello", "number": header.get("number"), "name": self.name, "group": self.group,
-            "version": __version__, "rows": len(targets), "shape": list(inputs.shape[1:]),
+            "version": importlib.metadata.version("fedsaddle"), "rows": len(targets), "shape": list(inputs.shape[1:]),
             "dtype": _plain(inputs.dtype), "targets": [list(targets.shape[1:]), _plain(targets.dtype)],
         }
 

@@ -21,7 +21,16 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from fedsaddle.contracts import SettingError
-from fedsaddle.sites.flower.running import MARK, REFUSED, FlowerFailed, Program, environment, free_port, last_words
+from fedsaddle.sites.flower.running import (
+    MARK,
+    REFUSED,
+    FlowerFailed,
+    Program,
+    end_left_behind,
+    environment,
+    free_port,
+    last_words,
+)
 
 LOOK = 0.1
 TAKEN = "already in use"
@@ -55,6 +64,7 @@ class SuperLink:
     def __init__(self, folder: Path, host: str = "127.0.0.1", port: int = 0, certificates: Certificates | None = None,
                  insecure: bool = False, database: Path | None = None, seconds: float = 60.0) -> None:
         _secure("certificates", certificates is not None, insecure)
+        end_left_behind(folder, "superlink")  # it would hold the port
         try:
             self.port = free_port(host, port)
         except OSError as error:  # else another SuperLink there would look like this one
@@ -95,7 +105,7 @@ class SuperLink:
             time.sleep(LOOK)
         if not answers(self.connection, MARK):
             raise FlowerFailed("superlink: this version of Flower starts without our gate, so anybody who reaches the "
-                               "port could run code at the sites; install a version between 1.39 and 1.41")
+                               "port could run code at the sites; install Flower 1.41, which was tried")
 
 
 class SuperNode:
@@ -128,9 +138,7 @@ class SuperNode:
             if REFUSED not in self.program.said() or not known.exists():
                 raise
             # It was let in before, so it was killed, and the SuperLink takes it for present for another minute.
-            leave = ["-m", "fedsaddle.sites.flower.leave", superlink, str(root), str(private_key), known.read_text()]
-            subprocess.run([sys.executable, *leave], check=False, capture_output=True, timeout=60,
-                           env=environment(folder / "home"))
+            _leave(folder, superlink, str(root), str(private_key), known.read_text())
             self._start(command, folder, seconds)
         known.write_text(self.node)
         self.courier = Program("resident", [
@@ -176,9 +184,10 @@ class SuperNode:
 
 def answers(connection: Connection, path: str) -> bool:
     context = ssl.create_default_context(cafile=connection.root) if connection.root else None
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     scheme = "https" if connection.root else "http"
     try:
-        with urllib.request.urlopen(f"{scheme}://{connection.address}{path}", timeout=2, context=context) as answer:
+        with direct.open(f"{scheme}://{connection.address}{path}", timeout=2) as answer:
             return bool(answer.status < 300)
     except OSError:
         return False
@@ -230,6 +239,12 @@ def _flwr(connection: Connection, *command: str) -> dict[str, Any]:
         why = " ".join(str(said.get("error-message") or last_words(done.stdout + done.stderr)).split())
         raise FlowerFailed(f"flwr {' '.join(command[:2])}: {why}", done.returncode)
     return dict(said)
+
+
+def _leave(folder: Path, *arguments: str) -> None:
+    """Should it fail, the next start of the node is refused too, and says so."""
+    subprocess.run([sys.executable, "-m", "fedsaddle.sites.flower.leave", *arguments], check=False, capture_output=True,
+                   timeout=60, env=environment(folder / "home"))
 
 
 def _secure(what: str, given: bool, insecure: bool) -> None:

@@ -63,7 +63,9 @@ class Process(NamedTuple):
 def environment(home: Path) -> dict[str, str]:
     """Flower looks for its own programs on the PATH, and for everything else in FLWR_HOME."""
     programs = str(Path(sys.executable).parent)
-    return os.environ | OFF | {"FLWR_HOME": str(home), "PATH": os.pathsep.join([programs, os.environ.get("PATH", "")])}
+    direct = ",".join(filter(None, [os.environ.get("NO_PROXY", os.environ.get("no_proxy")), "127.0.0.1,localhost,::1"]))
+    return os.environ | OFF | {"FLWR_HOME": str(home), "NO_PROXY": direct, "no_proxy": direct,
+                               "PATH": os.pathsep.join([programs, os.environ.get("PATH", "")])}
 
 
 def free_port(host: str = "127.0.0.1", port: int = 0) -> int:
@@ -83,7 +85,7 @@ class Program:
         program = Path(sys.executable).parent / command[0]
         if not program.exists():
             raise FlowerFailed(f"{name}: {MISSING}")
-        self._end_earlier()
+        end_left_behind(folder, name)
         self._before = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
             self._popen = subprocess.Popen(
@@ -130,11 +132,13 @@ class Program:
         self._family |= family(self.pid) | {child for known in self._family for child in family(known.pid)
                                             if _process(known.pid) == known}
 
-    def _end_earlier(self) -> None:
-        with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
-            earlier = Process(*json.loads(self._mark.read_text()))
-            if _process(earlier.pid) == earlier:
-                end({earlier} | family(earlier.pid))
+
+def end_left_behind(folder: Path, name: str) -> None:
+    """Ends a program of this name that was started in the folder and still runs."""
+    with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
+        earlier = Process(*json.loads((folder / f"{name}.json").read_text()))
+        if _process(earlier.pid) == earlier:
+            end({earlier} | family(earlier.pid))
 
 
 def end(processes: set[Process]) -> None:
