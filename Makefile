@@ -12,7 +12,7 @@ demo: .venv/installed
 	$(BIN)/fedsaddle run digits-auc
 
 test: .venv/installed-dev lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check src tests benchmarks examples

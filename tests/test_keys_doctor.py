@@ -28,7 +28,7 @@ from typer.testing import CliRunner
 
 from fedsaddle import cli_keys
 from fedsaddle.contracts import SettingError
-from fedsaddle.sites import doctor, keys
+from fedsaddle.sites import certificates, doctor, keys
 from fedsaddle.sites.doctor import OK, WARNING, WRONG
 
 app = typer.Typer()
@@ -221,7 +221,7 @@ def test_a_renewed_server_keeps_authority_and_hosts_and_loses_nothing(folder):
     new = keys.read_certificates(folder / "server.pem")[0]
     assert set(keys.hosts_of(new)) == {"fed.example.org", "::1", "localhost", "127.0.0.1"}
     assert abs(new.not_valid_after_utc - NOW - timedelta(days=60)) < timedelta(hours=1)
-    assert troubles(doctor.check_keys(folder, "fed.example.org")) == []
+    assert troubles(certificates.check_keys(folder, "fed.example.org")) == []
     keys.server_certificate(folder, ["new.example.org"], 5000, renew=True)
     new = keys.read_certificates(folder / "server.pem")[0]
     assert set(keys.hosts_of(new)) == {"new.example.org", "localhost", "127.0.0.1"}
@@ -280,13 +280,13 @@ def test_own_certificates_are_left_alone(folder, tmp_path):
     command("keys", own, "--server", "a.hospital.example", "--node", "n")
     assert {name: snapshot(own)[name] for name in before} == before
     assert not (own / "ca.key").exists()
-    assert doctor.check_hosts(keys.read_certificates(own / "server.pem")[0], "a.b.hospital.example").level == WRONG
+    assert certificates.check_hosts(keys.read_certificates(own / "server.pem")[0], "a.b.hospital.example").level == WRONG
 
 
 def test_neither_module_brings_torch(made):
     code = ("import sys; from fedsaddle.sites import doctor, keys; from pathlib import Path; "
             "assert doctor.check_version('torch').level == 'ok'; "
-            f"assert doctor.check_keys(Path({str(made)!r})); assert 'torch' not in sys.modules")
+            f"assert certificates.check_keys(Path({str(made)!r})); assert 'torch' not in sys.modules")
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -294,10 +294,10 @@ def test_neither_module_brings_torch(made):
 
 
 def test_good_keys_have_no_findings(made):
-    assert troubles(doctor.check_keys(made, "fed.example.org")) == []
-    assert troubles(doctor.check_keys(made, "0:0:0:0:0:0:0:1")) == []
-    assert troubles(doctor.check_keys(made / "nodes" / "alpha")) == []
-    assert {"ca.crt", "ca.key", "server.pem", "server.key", "node alpha"} == {f.what for f in doctor.check_keys(made)}
+    assert troubles(certificates.check_keys(made, "fed.example.org")) == []
+    assert troubles(certificates.check_keys(made, "0:0:0:0:0:0:0:1")) == []
+    assert troubles(certificates.check_keys(made / "nodes" / "alpha")) == []
+    assert {"ca.crt", "ca.key", "server.pem", "server.key", "node alpha"} == {f.what for f in certificates.check_keys(made)}
 
 
 @pytest.mark.parametrize(("start", "end", "level", "said"), [
@@ -306,7 +306,7 @@ def test_good_keys_have_no_findings(made):
 def test_dates_of_a_certificate(folder, start, end, level, said):
     issue(folder, timedelta(days=start), timedelta(days=end))
     os.chmod(folder / "server.key", 0o600)
-    finding = only(doctor.check_keys(folder, "localhost"))
+    finding = only(certificates.check_keys(folder, "localhost"))
     assert (finding.level, finding.what) == (level, "server.pem")
     assert said in finding.found
     assert "clock" in finding.remedy or "--renew-server" in finding.remedy
@@ -316,7 +316,7 @@ def test_a_certificate_of_another_authority(folder, tmp_path):
     keys.make_authority(tmp_path / "other", 9)
     issue(folder, ca=tmp_path / "other")
     os.chmod(folder / "server.key", 0o600)
-    finding = only(doctor.check_keys(folder))
+    finding = only(certificates.check_keys(folder))
     assert (finding.level, finding.what) == (WRONG, "server.pem")
     assert "not signed by ca.crt" in finding.found
 
@@ -330,11 +330,11 @@ def test_an_authority_of_the_same_name_does_not_pass(folder, tmp_path):
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
     issue(folder, ca=other)
     os.chmod(folder / "server.key", 0o600)
-    assert "not signed" in only(doctor.check_keys(folder)).found
+    assert "not signed" in only(certificates.check_keys(folder)).found
 
 
 def test_a_certificate_for_another_host(made):
-    finding = only(doctor.check_keys(made, "elsewhere.example.org"))
+    finding = only(certificates.check_keys(made, "elsewhere.example.org"))
     assert (finding.level, finding.what) == (WRONG, "server.pem")
     assert "fed.example.org" in finding.found
     assert "--server elsewhere.example.org" in finding.remedy
@@ -345,7 +345,7 @@ def test_a_certificate_for_another_host(made):
 def test_keys_that_others_can_read(folder, file, what):
     for bits, level in ((0o604, WRONG), (0o666, WRONG), (0o640, WARNING)):
         os.chmod(folder / file, bits)
-        finding = only(doctor.check_keys(folder))
+        finding = only(certificates.check_keys(folder))
         assert (finding.level, finding.what) == (level, what)
         assert finding.remedy == f"chmod 600 {folder / file}"
 
@@ -354,7 +354,7 @@ def test_swapped_keys(folder, tmp_path):
     keys.node_key(folder, "beta")
     shutil.copy(folder / "nodes/beta/key", folder / "nodes/alpha/key")
     shutil.copy(folder / "ca.key", folder / "server.key")
-    found = troubles(doctor.check_keys(folder))
+    found = troubles(certificates.check_keys(folder))
     assert [(finding.level, finding.what) for finding in found] == [(WRONG, "server.key"), (WRONG, "node alpha")]
     assert all("do not belong together" in finding.found for finding in found)
 
@@ -363,10 +363,10 @@ def test_what_a_node_should_not_have_or_has_from_elsewhere(folder, tmp_path):
     node = folder / "nodes" / "alpha"
     keys.make_authority(tmp_path / "other", 99)
     shutil.copy(tmp_path / "other" / "ca.crt", node)
-    assert "not the server's" in only(doctor.check_keys(folder)).found
+    assert "not the server's" in only(certificates.check_keys(folder)).found
     shutil.copy(folder / "ca.crt", node)
     shutil.copy(folder / "ca.key", node)
-    assert "pass for the server" in only(doctor.check_keys(node)).found
+    assert "pass for the server" in only(certificates.check_keys(node)).found
 
 
 def test_files_that_are_no_keys(folder, tmp_path):
@@ -379,7 +379,7 @@ def test_files_that_are_no_keys(folder, tmp_path):
     (folder / "nodes/alpha/key").write_bytes(text)
     (folder / "nodes/alpha/key.pub").write_text("nothing")
     (folder / "ca.crt").write_text("nothing")
-    found = troubles(doctor.check_keys(folder))
+    found = troubles(certificates.check_keys(folder))
     assert [finding.what for finding in found] == ["ca.crt", "server.key", "node alpha", "node alpha"]
     assert all(finding.level == WRONG and finding.remedy for finding in found)
     assert "no certificate" in found[0].found
@@ -388,13 +388,13 @@ def test_files_that_are_no_keys(folder, tmp_path):
     assert "no EC key" in found[3].found
     assert "PRIVATE" not in str(found)
     (folder / "server.key").unlink()
-    assert "cannot be read" in str(troubles(doctor.check_keys(folder)))
-    assert "no folder" in only(doctor.check_keys(tmp_path / "nowhere")).found
+    assert "cannot be read" in str(troubles(certificates.check_keys(folder)))
+    assert "no folder" in only(certificates.check_keys(tmp_path / "nowhere")).found
 
 
 def test_without_cryptography_the_doctor_says_so(made, monkeypatch):
-    monkeypatch.setattr(doctor, "CAN_READ", False)
-    assert only(doctor.check_keys(made)).remedy == 'pip install "fedsaddle[flower]"'
+    monkeypatch.setattr(certificates, "CAN_READ", False)
+    assert only(certificates.check_keys(made)).remedy == 'pip install "fedsaddle[flower]"'
 
 
 # The doctor, on the server.

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
+import tomllib
+
 import pytest
+import torch
 
 from fedsaddle import testing
 from fedsaddle.algorithms import ALGORITHMS
+from fedsaddle.assemble import assemble, deal, job_from_settings
+from fedsaddle.config import Run, settle
+from fedsaddle.contracts import Rows, SettingError
 from fedsaddle.engine.training import rounds
 from fedsaddle.participation import Participation
+from fedsaddle.participation.responses import DropOuts, FirstResponders
+from fedsaddle.participation.selection import Cyclic, Population
+from fedsaddle.report.folder import RunFolder
+from fedsaddle.runs import carry_out
+from fedsaddle.serving import members_of, posed, replayed, site_job
+from fedsaddle.sites import roster
+from fedsaddle.sites.admission import Admission
+from fedsaddle.sites.asking import waiting
+from fedsaddle.sites.local import LocalWire, arrives
+from fedsaddle.sites.parcels import unpacked
 from fedsaddle.sites.policy import Policy
-from sites import across
+from fedsaddle.sites.roster import Patience
+from fedsaddle.sites.site import Site
+from fedsaddle.sites.wire import Delivery
+from sites import across, single
+
+
+def header_of(parcel):
+    return unpacked(parcel.content, 1 << 24).header
 
 
 def finished(job):
@@ -26,3 +50,147 @@ def test_sites_give_what_the_simulation_gives(name, tmp_path):
         assert not [one["refused"] for _, record in got for one in record["asks"] if one["refused"]]
         testing.compare((got[-1][0].server, got[-1][0].traffic._replace(virtual_seconds=0.0)),
                         (expected.server, expected.traffic), f"{case} across sites", 1e-9)
+
+
+def test_the_gate_stands_in_the_simulation_too(tmp_path):
+    """A client whose numbers are not finite is refused round after round, then no longer asked; the others go on."""
+    problem, clients = testing.auc_case()
+    clients = clients.to("cpu", torch.float64)
+    start, size = int(clients.run.start[4]), int(clients.run.size[4])
+    test = Rows(clients.inputs[:10].clone(), clients.targets[:10].clone())
+    clients.inputs[start : start + size] = torch.nan
+    method = testing.trial("codasca")
+    run = Run(rounds=8, batch_size=4, weights="size", dtype="float64", seed=5, evaluate_every=8, workers=1)
+    for engine in ("simulation", "reference"):
+        how = dataclasses.replace(run, engine=engine)
+        gated = assemble(method, problem, clients, test, Participation(), how, admission=Admission(simulated=True))
+        result = carry_out(gated, how)
+        refused = [one for record in result.records for ask in record["asks"] for one in ask["refused"]]
+        assert {one["node"] for one in refused} == {"client 4"} and 1 <= len(refused) <= Admission().strikes
+        assert all("not finite" in one["reason"] for one in refused)
+        assert bool(torch.isfinite(result.point.x).all())
+        state = gated.federation.engine.dump()
+        row = state["ids"].tolist().index(4) if 4 in state["ids"].tolist() else None
+        assert row is None or not state["c.x"][row].any(), "a refused reply advances no state"
+
+
+def test_a_gate_that_refuses_nothing_changes_nothing():
+    for name in ("cdma-ada", "codasca", "drfa"):
+        case = testing.auc_case()
+        expected = testing.final_state(testing.trial(name), case)
+        run = Run(rounds=testing.ROUNDS, batch_size=4, weights="size", dtype="float64", seed=5, evaluate_every=1)
+        job = assemble(testing.trial(name), *case, None, testing.FLAKY, run, admission=Admission(simulated=True))
+        got = finished(job)[-1][0]
+        testing.compare(got.server, expected.server, f"{name} behind a gate", 1e-9)
+
+
+def test_groups_are_those_that_the_nodes_name(tmp_path):
+    groups = (2, 0, 1, 1, 0, 2, 0, 1, 2, 0)
+    select = Cyclic(3, groups)
+    job = across(testing.trial("cycp-minimax"), testing.auc_case(), tmp_path, Participation(select),
+                 name="cycp-minimax", rounds=6)
+    for round, (_, record) in enumerate(finished(job)):
+        for ask in record["asks"]:
+            assert {groups[client] for client in ask["asked_clients"]} == {round % 3}
+    with pytest.raises(SettingError, match=r"participation\.select\.of"):
+        Cyclic(3, (0, 0, 1)).pool(0, Population(3, torch.ones(3), torch.ones(3) / 3))
+
+
+def test_responses_of_simulations_are_refused_on_real_nodes():
+    with pytest.raises(SettingError, match="DropOuts: belongs to simulations"):
+        waiting((DropOuts(0.1),), Patience())
+
+
+def test_the_first_enough_replies_are_used_and_slow_nodes_are_left_alone(tmp_path):
+    """Node 0 never answers within its ask: later asks go to the others, its replies are counted as late."""
+    held = []
+
+    def fate(parcel, answer):
+        if parcel.node == "n0" and header_of(parcel)["round"] >= 0:
+            held.append(Delivery(parcel.node, parcel.ticket, answer))
+            return None
+        return arrives(parcel, answer)
+
+    class Slow(LocalWire):
+        def send(self, parcels):
+            super().send(parcels)
+            self.queue = [one for one in self.queue if not one.error]
+            if len(held) > 1:  # the one before comes when the next is on its way
+                self.queue.append(held.pop(0))
+
+        def receive(self, seconds):
+            found = super().receive(seconds)
+            if not found and held:
+                found = [held.pop(0)]
+            return found
+
+    problem, clients = testing.auc_case()
+    first = across(testing.trial("fedavg", asked=10), (problem, clients), tmp_path, rounds=6)
+    sites = first.federation.engine.wire.sites
+    job = across(testing.trial("fedavg", asked=10), (problem, clients), tmp_path, rounds=6, sites=sites,
+                 wire=Slow(sites, fate), participation=Participation(respond=(FirstResponders(0.9, 0.9),)))
+    records = [record for _, record in finished(job)]
+    assert all(0 not in ask["clients"] for record in records for ask in record["asks"])
+    assert all(len(ask["clients"]) >= 8 for record in records for ask in record["asks"])
+    away = [ask for record in records for ask in record["asks"] if ask["present"]]
+    assert away and all(0 not in ids for ask in away for ids in ask["present"].values())
+
+
+def test_a_recorded_run_is_repeated_by_a_simulation(tmp_path):
+    """Whatever was lost on the way, a simulation with the same replies ends with the same weights."""
+    for name in ("cdma-ada", "codasca", "drfa"):
+        lost = []
+
+        def fate(parcel, answer, lost=lost):
+            header = header_of(parcel)
+            if header["round"] >= 0 and (header["round"] * 7 + header["client"] * 3 + header["ask"]) % 4 == 0:
+                lost.append(parcel)
+                return None
+            return arrives(parcel, answer)
+
+        case, method = testing.auc_case(), testing.trial(name)
+        got = finished(across(method, case, tmp_path / name, fate=fate, name=name))
+        run = Run(rounds=testing.ROUNDS, batch_size=4, weights="size", dtype="float64", seed=5, evaluate_every=1)
+        again = assemble(method, *case, None, Participation(), run, records=[record for _, record in got])
+        testing.compare(finished(again)[-1][0].server, got[-1][0].server, f"{name} replayed", 1e-9)
+        assert lost
+
+
+def test_settings_travel_and_are_read_at_the_site(tmp_path):
+    """A whole settings file over a wire in memory: the site makes problem, model and method from what it is sent."""
+    settings = settle(tomllib.loads(FILE))
+    dealt = deal(settings)
+    sites = {f"n{i}": Site(f"s{i}", single(dealt.clients, i), tmp_path / str(i), posed) for i in range(3)}
+    folder = RunFolder(tmp_path / "run")
+    folder.create({})
+    wire = LocalWire(sites)
+    members = members_of(folder, settings, wire, lambda text: None)
+    assert [member.name for member in members] == ["s0", "s1", "s2"]
+    assert roster.load(folder.path / "nodes.json") == members
+    job, _, run = site_job(settings, "", wire, members, "run", folder.checkpoints)
+    result = carry_out(job, run, folder)
+    expected = carry_out(job_from_settings(settings, ""), dataclasses.replace(settings.run, workers=1))
+    testing.compare(result.point, expected.point, "across sites", 1e-5)
+    assert result.measures["test"]["auc"] == pytest.approx(expected.measures["test"]["auc"], abs=1e-6)
+    again, off = replayed(folder, settings, "")
+    assert off < 1e-5 and again.complete
+
+
+FILE = """
+[run]
+rounds = 3
+evaluate_every = 3
+[data]
+name = "breast-cancer"
+clients = 3
+partition = "iid"
+[problem]
+name = "auc"
+form = "margin"
+[model]
+name = "mlp"
+hidden = [5]
+[algorithm]
+name = "codasca"
+steps = 2
+"""

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsaddle.contracts import SettingError
+from fedsaddle.sites import certificates
 from fedsaddle.sites import doctor as checks
 from fedsaddle.sites.doctor import Finding
 
@@ -23,10 +24,19 @@ AUTHORITY_LIVES = 3  # times as long as the server's certificate, or renewing th
 COLOURS = {checks.OK: "green", checks.WARNING: "yellow", checks.WRONG: "red"}
 ADVICE = """\
 This authority is for tests and closed groups: whoever has ca.key can pass for the server. Move ca.key off line once \
-server.pem is made; adding nodes does not need it. Send each node its folder over a channel that you trust.
+server.pem is made; adding nodes does not need it.
+Keys that never travel: a site makes its own with `fedsaddle keys DIR --own NAME` and sends key.pub alone; put it into \
+nodes/NAME/ here, and send ca.crt back. Keys that were made here: send each node its folder over a channel that you \
+trust, and delete nodes/NAME/key here once it has arrived.
 Your own certificates instead: put ca.crt, server.pem (the server's certificate, then those between it and ca.crt) and \
 server.key (without a password) into the folder; --node then adds keys of nodes and leaves them alone.
-Register a node: flwr supernode register key.pub CONNECTION --name NAME (CONNECTION as in Flower's config.toml)."""
+At every start, `fedsaddle server FILE --keys DIR` lets in the nodes whose key.pub lies in nodes/NAME/ of DIR, and \
+nobody else."""
+OWN_ADVICE = """\
+key never leaves this machine. Send key.pub to whoever runs the server, who puts it into nodes/{name}/ of its folder and \
+starts the server again; see to it that nobody changes it on the way.
+Put the ca.crt that comes back beside key, likewise; then `fedsaddle doctor --keys {folder} --server HOST:PORT`, and \
+`fedsaddle node --keys {folder} --name {name}` with --server and --data."""
 
 
 class Piece(NamedTuple):
@@ -47,24 +57,38 @@ def keys(
                                            "long")] = 365,
     renew: Annotated[bool, typer.Option("--renew-server", help="a new server certificate from the same "
                                                                "authority")] = False,
+    own: Annotated[str | None, typer.Option(metavar="NAME", help="at a site: make only the site's own key pair, of "
+                                                                 "which key.pub goes to the server")] = None,
 ) -> None:
-    """Make a test authority, a server certificate and a key for every node; what is there stays."""
+    """Make a test authority, a server certificate and a key for every node, or a site's own key; what is there stays."""
     try:
         from fedsaddle.sites import keys as making  # noqa: PLC0415  # an extra
     except ModuleNotFoundError as error:
         raise SettingError(f"keys {str(folder)!r}: needs the package {error.name}, which is not installed; "
                            f"{checks.INSTALL}") from None
-    making.check(folder, server or (), node or (), days)
-    making.make_authority(folder, min(days * AUTHORITY_LIVES, making.LONGEST))
-    making.server_certificate(folder, server or (), days, renew)
-    for name in node or ():
-        making.node_key(folder, name)
+    if own is not None:
+        for option, value in (("--server", server), ("--node", node), ("--renew-server", renew)):
+            if value:
+                raise SettingError(f"{option}: was given with --own, which makes the key of one site and nothing else; "
+                                   "leave one of them out")
+        making.own_key(folder, own)
+    else:
+        making.check(folder, server or (), node or (), days)
+        making.make_authority(folder, min(days * AUTHORITY_LIVES, making.LONGEST))
+        making.server_certificate(folder, server or (), days, renew)
+        for name in node or ():
+            making.node_key(folder, name)
+    _show(folder, own)
+
+
+def _show(folder: Path, own: str | None) -> None:
     table = _columns("file", "what it is", "which machine needs it", "expires")
-    for piece in _pieces(folder):
+    for piece in _pieces(folder, own):
         table.add_row(*map(Text, (str(piece.path.relative_to(folder)), piece.what, piece.goes_to,
                                   f"{piece.expires:%Y-%m-%d}" if piece.expires else "")))
     out.print(table)
-    out.print(f"folder: {folder}", ADVICE, sep="\n", soft_wrap=True, markup=False, highlight=False)
+    advice = ADVICE if own is None else OWN_ADVICE.format(folder=folder, name=own)
+    out.print(f"folder: {folder}", advice, sep="\n", soft_wrap=True, markup=False, highlight=False)
 
 
 def doctor(
@@ -81,7 +105,7 @@ def doctor(
     """Check this machine before it takes part; changes nothing. Exit code 1 if anything is wrong."""
     host, number = _address(server) if server else (None, 0)
     found = [checks.check_python(), *map(checks.check_version, checks.VERSIONS), *checks.check_quiet(os.environ)]
-    found += checks.check_keys(folder, host) if folder else []
+    found += certificates.check_keys(folder, host) if folder else []
     found += checks.check_server(host, number, folder / "ca.crt" if folder else None) if host else []
     found += [checks.check_port(one) for one in port or ()]
     found += [checks.check_data(data, label)] if data else []
@@ -111,16 +135,19 @@ def _columns(*titles: str) -> Table:
     return table
 
 
-def _pieces(folder: Path) -> Iterator[Piece]:
+def _pieces(folder: Path, own: str | None = None) -> Iterator[Piece]:
     """The files of a folder, each with the machine that it is for."""
     from fedsaddle.sites.keys import NAME, expiry  # noqa: PLC0415  # an extra
     known = {"ca.crt": ("certificate of the authority", "the server and every node; no secret"),
              "ca.key": ("key of the authority", "none: keep it off line"),
              "server.pem": ("certificate of the server", "the server"),
              "server.key": ("key of the server", "the server alone")}
+    if own is not None:
+        known |= {"key": (f"key of {own}", "this one alone"),
+                  "key.pub": (f"public key of {own}", f"the server, as nodes/{own}/key.pub; no secret")}
     for node in sorted(path.name for path in (folder / "nodes").glob("*") if NAME.fullmatch(path.name)):
         known |= {f"nodes/{node}/key": (f"key of {node}", f"{node} alone"),
-                  f"nodes/{node}/key.pub": (f"public key of {node}", f"the server, to register {node}"),
+                  f"nodes/{node}/key.pub": (f"public key of {node}", f"the server, which then lets {node} in; no secret"),
                   f"nodes/{node}/ca.crt": ("copy of ca.crt", node)}
     for name, (what, goes_to) in known.items():
         if (folder / name).exists():

@@ -32,6 +32,7 @@ from fedsaddle.sites.coordinator import Coordinator
 from fedsaddle.sites.wire import Wire, WireLost
 
 out, err = Console(), Console(stderr=True)
+AGREE = 1e-4  # of solutions in single precision
 RESTART = 2.0  # seconds before a process that ended is started again
 Keys = Annotated[Path | None, typer.Option("--keys", help="folder of `fedsaddle keys`, or the node's part of it")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="no TLS and no keys: for trials on one machine only")]
@@ -125,13 +126,17 @@ def _add_trials(app: typer.Typer) -> None:
         if not (folder / "run.toml").exists() or not (folder / serving.NODES).exists():
             raise SettingError(f"replay {str(folder)!r}: holds no run across sites; give a folder of `server`")
         settings = settle(read(folder / "run.toml"))
-        table = Table("method", "sites", "simulation", "solutions differ by")
+        table, worst = Table("method", "sites", "simulation", "solutions differ by"), 0.0
         for label, one in folders_of(settings, RunFolder(folder)).items():
             result, off = serving.replayed(one, settings, label)
             theirs = last_measures(one.records())
             table.add_row(label or settings.algorithms[label].name, _measured(theirs), _measured(result.measures),
                           f"{off:.1e}")
+            worst = max(worst, off)
         out.print(table)
+        if worst > AGREE:
+            err.print(f"[red]they do not agree: more than {AGREE:g} apart[/red]")
+            raise typer.Exit(1)
 
     @app.command()
     def deal(
@@ -178,6 +183,8 @@ def one_method(settings: Settings, label: str, folder: RunFolder, members: Any, 
         err.print(f"[yellow]{complaint}[/yellow]")
     with _live(coordinator, settings.run.rounds) as watch:
         carry_out(job, run, folder, watch)
+    if not err.is_terminal:  # else it stands there already
+        err.print(nodes_table(coordinator.watched, folder.records()[-1], settings.run.rounds))
 
 
 @contextmanager

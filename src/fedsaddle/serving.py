@@ -174,8 +174,9 @@ def replayed(folder: RunFolder, settings: Settings, label: str) -> tuple[Result,
     theirs = safetensors.torch.load_file(folder.path / "model.safetensors")
     off = 0.0
     for name, values in result.named().items():
-        difference = (values - theirs[name]).abs().max() / theirs[name].abs().max().clamp(min=1.0)
-        off = max(off, float(difference)) if values.numel() else off
+        if values.numel():
+            difference = (values - theirs[name]).abs().max() / theirs[name].abs().max().clamp(min=1.0)
+            off = max(off, float(difference))
     return result, off
 
 

@@ -78,9 +78,10 @@ class Gate:
                     yield name, kind
 
     def _numbers(self, name: str, leaf: Tensor, kind: str, rows: int) -> str:
-        if not leaf.is_floating_point():
+        if not leaf.is_floating_point() and not kind:
             return ""
-        values = leaf[~leaf.isnan()] if kind == "scores" else leaf
+        values = leaf if leaf.is_floating_point() else leaf.double()
+        values = values[~values.isnan()] if kind == "scores" else values
         if not bool(torch.isfinite(values).all()):
             return f"{_called(name)} is not finite"
         if values.numel() and float(values.abs().max()) > self.settings.largest:
@@ -124,7 +125,7 @@ def _form(reply: dict[str, Tensor], expected: Expected) -> str:
         return f"field {sorted(further)[0][:40]!r} is not one of the reply's"
     for name, (shape, dtype) in expected.leaves.items():
         if tuple(reply[name].shape) != shape:
-            return f"{_called(name)} has shape {tuple(reply[name].shape)}, not {shape}"
+            return f"{_called(name)} has shape {str(tuple(reply[name].shape))[:60]}, not {shape}"
         if reply[name].dtype != dtype:
             return f"{_called(name)} is {reply[name].dtype}, not {dtype}"
     return ""

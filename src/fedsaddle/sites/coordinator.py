@@ -153,7 +153,8 @@ class Coordinator:
         wanted = len(tickets) if ask.address[1] == PREPARATION else self.enough(ask)
         good, refused, late = self._gather(ask, name, trial.expected, tickets, wanted, first)
         details = {"clients": [int(ask.ids[at]) for at in sorted(good)], "asked_clients": ask.ids.tolist(),
-                   "present": self.drawn, "refused": refused}
+                   "late_clients": late, "present": self.drawn, "refused": refused,
+                   "work_seconds": max((self.watched[int(ask.ids[at])].work for at in good), default=0.0)}
         self.drawn = {}
         if first and len(good) < len(ask.ids):
             silent = [self.members[int(client)].name for at, client in enumerate(ask.ids) if at not in good]
@@ -161,7 +162,8 @@ class Coordinator:
                               + (f" ({refused[0]['reason']})" if refused else "") + "; every node must, once")
         size, seconds = trial.size, time.monotonic() - began
         if len(good) < min(self.patience.at_least, len(ask.ids)):
-            return Replies(None, torch.tensor(sorted(good), dtype=torch.int64)[:0], late, size, seconds, details)
+            return Replies(None, torch.tensor(sorted(good), dtype=torch.int64)[:0], len(late), size, seconds,
+                           details)
         who = torch.tensor(sorted(good), dtype=torch.int64)
         for at in good:
             client = int(ask.ids[at])
@@ -169,7 +171,7 @@ class Coordinator:
             self.gate.accepted(name, good[at])
         trees = [fill(trial.reply, good[at]) for at in sorted(good)]
         outcome = combined(restricted(ask, who), trees)
-        return Replies(outcome, who, late, size, seconds, details)
+        return Replies(outcome, who, len(late), size, seconds, details)
 
     def _send(self, ask: Ask, name: str, form: Any, able: set[int], seconds: float) -> dict[str, int]:
         """Parcels to those of the cohort that can be asked; the positions of their tickets."""
@@ -205,11 +207,12 @@ class Coordinator:
 
     def _gather(
         self, ask: Ask, name: str, expected: Expected, tickets: dict[str, int], wanted: int, first: bool,
-    ) -> tuple[dict[int, dict[str, Tensor]], list[dict[str, str]], int]:
-        """Good replies by position, refused ones by name and reason, and how many late ones came meanwhile."""
+    ) -> tuple[dict[int, dict[str, Tensor]], list[dict[str, str]], list[int]]:
+        """Good replies by position, refused ones by name and reason, and whose late ones came meanwhile."""
         good: dict[int, dict[str, Tensor]] = {}
         refused: list[dict[str, str]] = []
-        late, waiting_for = 0, set(tickets)
+        late: list[int] = []
+        waiting_for = set(tickets)
         until = time.monotonic() + (self.patience.start_seconds if first else self.deadline)
         while waiting_for and len(good) < wanted and time.monotonic() < until:
             arrived = self.wire.receive(min(TURN, max(0.0, until - time.monotonic())))
@@ -280,16 +283,19 @@ class Coordinator:
         rows = header.get("rows")
         if not isinstance(rows, int) or isinstance(rows, bool) or rows != member.rows:
             return f"it claims {str(rows)[:20]} rows, where the node has {member.rows}", {}, True
+        seconds = header.get("seconds")
+        self.watched[client].work = seconds if isinstance(seconds, float) and 0 <= seconds < 1e9 else 0.0
         return self.gate.examine(name, reply, expected, member.rows), reply, True
 
-    def _late(self, deliveries: Sequence[Delivery]) -> int:
-        """Answers that nobody waits for any more: their nodes are free again."""
-        count = 0
+    def _late(self, deliveries: Sequence[Delivery]) -> list[int]:
+        """Whose answers, that nobody waits for any more, have come: their nodes are free again."""
+        found = []
         for delivery in deliveries:
             one = self.open_asks.pop(delivery.ticket, None)
             if one is not None:
-                count += not delivery.error
                 watched = self.watched[one.client]
-                watched.late += not delivery.error
                 watched.heard(time.monotonic() - one.sent, len(delivery.content))
-        return count
+                if not delivery.error:
+                    watched.late += 1
+                    found.append(one.client)
+        return found

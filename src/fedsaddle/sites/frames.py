@@ -22,7 +22,8 @@ class TooLarge(ValueError):
 
 def send_frame(connection: socket.socket, content: bytes) -> None:
     connection.sendall(LENGTH.pack(len(content)))
-    connection.sendall(content)
+    if content:  # the other side may have answered and gone by now
+        connection.sendall(content)
 
 
 def receive_frame(connection: socket.socket, limit: int) -> bytes:

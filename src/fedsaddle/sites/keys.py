@@ -1,8 +1,8 @@
 """Keys for real sites: a test authority, a certificate for the server, a key pair for every node.
 
 The server shows a certificate that every node checks against ca.crt. A node has no certificate: it signs with an EC
-key in OpenSSH's format, as Flower reads it, and the public half is registered at the server. What is there is never
-overwritten.
+key in OpenSSH's format, as Flower reads it, and the server lets in whose public half it has. A site may make its own
+pair, so that the private half never travels. What is there is never overwritten.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as forms
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -71,10 +71,7 @@ def server_certificate(folder: Path, hosts: Sequence[str], days: int, renew: boo
     it is to be renewed: then it is put aside, and the new one has its hosts where none are given."""
     certificate, key_file = folder / SERVER, folder / SERVER_KEY
     check(folder, hosts, (), days)
-    present = [path for path in (certificate, key_file) if path.exists()]
-    if len(present) == 1:
-        raise _refusal(f"{present[0]}: is there without its other half; put {SERVER} and {SERVER_KEY} back, or move "
-                       "it away")
+    present = _both_or_none(certificate, key_file)
     old = read_certificates(certificate)[0] if present else None
     if old and not renew:
         missing = [host for host in hosts if not covers(old, host)]
@@ -98,20 +95,30 @@ def node_key(folder: Path, name: str) -> Path:
     if (target / NODE_KEY).exists():
         return target / NODE_KEY
     if target.exists():
-        raise _refusal(f"--node {name!r}: {target} is there without a key; move it away, or choose another name")
+        raise _refusal(f"--node {name!r}: {target} is there without a key; leave it so if the site made its own, else "
+                       "move it away, or choose another name")
     if not authority.exists():
         raise _refusal(f"--node {name!r}: {authority} is not there; make the authority first, or put your own there")
     (folder / NODES).mkdir(mode=0o700, exist_ok=True)
     made = folder / NODES / f".{name}.{secrets.token_hex(4)}"  # renamed at the end: a node is there whole or not at all
     made.mkdir(mode=0o700)
-    key = ec.generate_private_key(ec.SECP384R1())
-    _write(made / NODE_KEY, key.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.OpenSSH, forms.NoEncryption()),
-           0o600)
-    public = key.public_key().public_bytes(forms.Encoding.OpenSSH, forms.PublicFormat.OpenSSH)
-    _write(made / NODE_PUBLIC, public + f" {name}\n".encode(), 0o644)
+    _write_pair(made, name)
     _write(made / AUTHORITY, authority.read_bytes(), 0o644)
     made.rename(target)
     return target / NODE_KEY
+
+
+def own_key(folder: Path, name: str) -> Path:
+    """key and key.pub, made where they are used: the first never leaves the site. A pair that is there stays."""
+    _check_name(name, "--own")
+    for left in (AUTHORITY_KEY, SERVER_KEY, NODES):
+        if (folder / left).exists():
+            raise _refusal(f"--own {name!r}: {folder / left} is there, so this is a server's folder; choose another "
+                           "one, or make the key with --node")
+    if not _both_or_none(folder / NODE_KEY, folder / NODE_PUBLIC):
+        _private_folder(folder)
+        _write_pair(folder, name)
+    return folder / NODE_KEY
 
 
 def expiry(path: Path) -> datetime:
@@ -124,8 +131,9 @@ def expiry(path: Path) -> datetime:
 
 def read_certificates(path: Path) -> list[x509.Certificate]:
     """The certificates of a PEM file, the owner's first."""
+    content = _content(path)
     try:
-        return x509.load_pem_x509_certificates(_content(path))
+        return x509.load_pem_x509_certificates(content)
     except ValueError as error:
         raise _refusal(f"{path}: holds no certificate in PEM form; convert it, or put the right file there") from error
 
@@ -147,10 +155,14 @@ def read_key(path: Path, node: bool = False) -> Any:
 
 def read_public(path: Path) -> Any:
     """The public key of a node, in OpenSSH's form."""
+    content = _content(path)
     try:
-        return forms.load_ssh_public_key(_content(path))
+        key = forms.load_ssh_public_key(content)
     except (ValueError, UnsupportedAlgorithm):
         raise _refusal(f"{path}: holds no public key in OpenSSH's form; put the right file there") from None
+    if not (isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, CURVES)):
+        raise _refusal(f"{path}: is of no EC key on a NIST curve; have one made with `fedsaddle keys`")
+    return key
 
 
 def belong_together(private: Any, public: Any) -> bool:
@@ -158,18 +170,6 @@ def belong_together(private: Any, public: Any) -> bool:
     halves = [key.public_bytes(forms.Encoding.DER, forms.PublicFormat.SubjectPublicKeyInfo)
               for key in (private.public_key(), public)]
     return bool(halves[0] == halves[1])
-
-
-def leads_to(chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certificate]) -> bool:
-    """Whether the first certificate is signed by an authority, be it through the others of its file."""
-    current, between = chain[0], list(chain[1:])
-    while not any(_issued(current, authority) for authority in authorities):
-        above = next((one for one in between if _issued(current, one)), None)
-        if above is None:
-            return False
-        between.remove(above)
-        current = above
-    return True
 
 
 def hosts_of(certificate: x509.Certificate) -> list[str]:
@@ -185,14 +185,6 @@ def covers(certificate: x509.Certificate, host: str) -> bool:
     wanted = str(_address(host) or host).lower()
     names = [name.lower() for name in hosts_of(certificate)]
     return wanted in names or f"*.{wanted.partition('.')[2]}" in names
-
-
-def _issued(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
-    try:
-        certificate.verify_directly_issued_by(issuer)
-    except (ValueError, TypeError, InvalidSignature):
-        return False
-    return True
 
 
 def _server_pair(folder: Path, hosts: Sequence[str], days: int) -> tuple[Any, x509.Certificate]:
@@ -256,14 +248,30 @@ def _check_host(host: str) -> None:
                        "and write other letters than a to z in the form xn--")
 
 
-def _check_name(name: str) -> None:
+def _check_name(name: str, option: str = "--node") -> None:
     if not NAME.fullmatch(name):
-        raise _refusal(f"--node {name!r}: is no name for a node; use up to 64 letters, digits, - and _, with a letter "
+        raise _refusal(f"{option} {name!r}: is no name for a node; use up to 64 letters, digits, - and _, with a letter "
                        "or a digit first")
+
+
+def _write_pair(folder: Path, name: str) -> None:
+    key = ec.generate_private_key(ec.SECP384R1())
+    _write(folder / NODE_KEY, key.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.OpenSSH, forms.NoEncryption()),
+           0o600)
+    public = key.public_key().public_bytes(forms.Encoding.OpenSSH, forms.PublicFormat.OpenSSH)
+    _write(folder / NODE_PUBLIC, public + f" {name}\n".encode(), 0o644)
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.PKCS8, forms.NoEncryption())
+
+
+def _both_or_none(*halves: Path) -> list[Path]:
+    present = [path for path in halves if path.exists()]
+    if len(present) == 1:
+        raise _refusal(f"{present[0]}: is there without its other half; put {' and '.join(half.name for half in halves)} "
+                       "back, or move it away")
+    return present
 
 
 def _private_folder(folder: Path) -> None:

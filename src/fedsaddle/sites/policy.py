@@ -14,6 +14,7 @@ from torch import Tensor
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.config.validation import validated
 from fedsaddle.contracts import SettingError, setting
+from fedsaddle.models import MODELS
 from fedsaddle.problems import PROBLEMS
 
 
@@ -24,6 +25,7 @@ class Policy:
     algorithms: tuple[str, ...] = setting((), "algorithms that may be run, by the names of `fedsaddle list`; "
                                               "one's own (package.module:Name) only if they are named here")
     problems: tuple[str, ...] = setting((), "problems that may be solved, likewise")
+    models: tuple[str, ...] = setting((), "models that may be trained, likewise")
     max_rounds: int | None = setting(None, "rounds of a run after which the site no longer answers", at_least=1)
     raw_scores: bool = setting(False, "whether scores of single rows may leave the site, which pairwise methods need")
     client_losses: bool = setting(True, "whether the site's own loss may leave, which DRFA, AFL and q-FedAvg need")
@@ -48,11 +50,12 @@ def read_policy(path: Path | None) -> Policy:
     return Policy(**validated(Policy, table, "policy"))
 
 
-def permit(policy: Policy, algorithm: str, problem: str, round: int, noise: float) -> None:
-    """Refuse what the site does not want, before any code is looked up by these names."""
+def permit(policy: Policy, algorithm: str, problem: str, model: str | None, round: int, noise: float) -> None:
+    """Refuse what the site does not want, before any code is looked up by these names. model: None: there is none."""
     for kind, name, allowed, known in (("algorithm", algorithm, policy.algorithms, ALGORITHMS),
-                                       ("problem", problem, policy.problems, PROBLEMS)):
-        if name not in (allowed or known):
+                                       ("problem", problem, policy.problems, PROBLEMS),
+                                       ("model", model, policy.models, MODELS)):
+        if name is not None and name not in (allowed or known):
             raise Refused(f"the site's policy does not allow {kind} {name[:60]!r}")
     if policy.max_rounds is not None and round >= policy.max_rounds:
         raise Refused(f"the site's policy ends a run after {policy.max_rounds} rounds")

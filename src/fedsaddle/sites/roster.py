@@ -56,6 +56,7 @@ class Watched:
     state: str = "away"  # away, free, asked, slow, set aside
     seen: float = 0.0  # when it last answered, of the wall clock
     latency: float = 0.0  # seconds of its last answer
+    work: float = 0.0  # how many of them it worked, as it says itself
     bytes_up: int = 0
     bytes_down: int = 0
     answered: int = 0

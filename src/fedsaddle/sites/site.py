@@ -31,6 +31,8 @@ from fedsaddle.sites.policy import Policy, Refused, enough_rows, noise_of, permi
 from fedsaddle.sites.store import Store, Token
 
 LIMIT = 4 << 30  # bytes of an ask
+CLIENTS = 10**6  # of a run across sites, at most: a number costs memory
+LONGEST = 64  # characters of a name that an answer repeats
 log = logging.getLogger(__name__)
 
 
@@ -97,20 +99,25 @@ class Site:
     def _asked(self, header: dict[str, Any], sent: dict[str, Tensor]) -> bytes:
         began = time.perf_counter()
         tables, label, round = tomllib.loads(header["settings"]), header["label"], int(header["round"])
-        permit(self.policy, _name(tables, label), _of(tables, "problem", "auc"), round, noise_of(tables))
+        permit(self.policy, _name(tables, label), _of(tables, "problem", "auc"),
+               _of(tables, "model", "") if "model" in tables else None, round, noise_of(tables))
         enough_rows(self.policy, self.clients.targets)
         if not self.store.newer(str(header["session"]), int(header["number"])):
             raise Refused("the ask was answered before: it is a replay")
+        client = int(header["client"])
+        if not 0 <= client < CLIENTS:
+            raise Refused("the ask names a client that there cannot be")
         run = self._ready(header)
         work = works.found(str(header["work"]), run.posed.algorithm, run.posed.problem)
         if work is None:
             raise Refused("the run has no such work")
         message = built(header["form"], sent, {type(part).__module__ for part in run.posed[:2]})
-        client = int(header["client"])
         reply, state = self._run(run, _ask(work, message, header, client), header)
         if leaves(run.first):
             self.store.write(str(header["run"]), Token(*header["new"]), state)
-        self.store.keep_only(str(header["run"]), [Token(*header[name]) for name in ("state", "keep", "new")])
+        if round >= 0:  # a server that starts again has yet to say what it keeps
+            kept = [Token(*header[name]) for name in ("state", "stands", "keep", "new")]
+            self.store.keep_only(str(header["run"]), kept)
         answer = {
             "kind": "reply", **{name: header[name] for name in ("run", "session", "number", "round", "ask", "client")},
             "rows": len(self.clients.targets), "seconds": time.perf_counter() - began,
@@ -137,8 +144,8 @@ class Site:
                          sort_keys=True)
         if key not in self.ready:
             constants = {str(name): float(value) for name, value in header["constants"].items()}
-            posed = self.pose(tomllib.loads(header["settings"]), header["label"], int(header["classes"]), constants,
-                              self.clients)
+            tables = _alone(tomllib.loads(header["settings"]), header["label"])
+            posed = self.pose(tables, header["label"], int(header["classes"]), constants, self.clients)
             clients = self.clients
             strata = getattr(posed.problem, "strata", ())
             if strata:
@@ -171,13 +178,18 @@ def _ask(work: Any, message: Any, header: dict[str, Any], client: int) -> Ask:
 
 def _error(header: dict[str, Any], reason: str, refused: bool = False) -> bytes:
     known = {name: header[name] for name in ("run", "session", "number", "round", "ask", "client")
-             if isinstance(header.get(name), str | int)}
+             if isinstance(header.get(name), str | int) and len(str(header[name])) <= LONGEST}
     return packed({"kind": "refused" if refused else "error", **known, "reason": reason}, {})
 
 
 def _name(tables: dict[str, Any], label: str) -> str:
     section = tables.get("algorithms", {}).get(label) if label else tables.get("algorithm")
     return str(section.get("name")) if isinstance(section, dict) else str(section)
+
+
+def _alone(tables: dict[str, Any], label: str) -> dict[str, Any]:
+    """Without the run's other methods: the policy was not asked about them, so nothing of theirs is looked up."""
+    return {**tables, "algorithms": {label: tables["algorithms"][label]}} if label else tables
 
 
 def _of(tables: dict[str, Any], section: str, usual: str) -> str:

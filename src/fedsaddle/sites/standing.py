@@ -17,9 +17,10 @@ class Standing:
         self.kept: dict[int, Token] = {}  # of the last checkpoint, from which a server may start again
 
     def of(self, client: int) -> dict[str, Token]:
-        """From which state an ask starts, and which one must not be lost."""
-        start = self.pending.get(client, self.tokens.get(client, Token()))
-        return {"state": start, "keep": self.kept.get(client, Token())}
+        """From which state an ask starts, and which ones must not be lost: of the last round, if this one is not to
+        count, and of the last checkpoint."""
+        stands = self.tokens.get(client, Token())
+        return {"state": self.pending.get(client, stands), "stands": stands, "keep": self.kept.get(client, Token())}
 
     def commit(self) -> None:
         self.tokens |= self.pending

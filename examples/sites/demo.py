@@ -1,0 +1,312 @@
+"""Four sites on this machine, over TLS and with node keys: one is slow, one is killed, one loses its worker.
+
+    make demo-sites          or: python examples/sites/demo.py [--keep]
+
+Real processes of `fedsaddle server` and `fedsaddle node`, each ended by its pid, whatever happens. Exit code 1 if the
+run did not go on without the slow site, if the killed one lost its state, or if a simulation with the same replies
+finds another solution. Linux only, and the extra flower: pip install "fedsaddle[flower]".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from findings import Record, Seen, absence, closed_without, complaints, reasons, table_of
+from rich.console import Console
+from rich.table import Table
+
+from fedsaddle.sites.flower import running
+
+SETTINGS = Path(__file__).parent / "demo.toml"
+NAMES = ("north", "east", "south", "west")
+UNWORKED, KILLED, SLOW = 1, 2, 3  # what befalls them
+SLEEP, AWAKE = 20.0, 1.5  # seconds, of the slow one in turn
+KILL = 3  # round after which a site is killed; it is started again two rounds later
+LIMIT = 420.0  # seconds, after which something has gone wrong
+out = Console(width=None if sys.stdout.isatty() else 110, highlight=False)
+
+
+class Failed(RuntimeError):
+    """The demonstration cannot go on. The text says why."""
+
+
+class Stage:
+    """The processes and the folder of a demonstration."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.began = folder, time.monotonic()
+        self.address = f"127.0.0.1:{running.free_port()}"
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.known: set[running.Process] = set()  # children of children
+        self.shown = 0  # rounds
+        self.slow: int | None = None  # pid of the worker that sleeps in turn
+        self.asleep, self.since = False, 0.0
+
+    # Starting and ending.
+
+    def command(self, *arguments: str) -> str:
+        """A command of ours that ends by itself; what it printed."""
+        done = subprocess.run([sys.executable, "-m", "fedsaddle", *arguments], cwd=self.folder, env=environment(),
+                              capture_output=True, text=True, check=False, timeout=120)
+        if done.returncode:
+            raise Failed(f"fedsaddle {' '.join(arguments)}: {done.stderr.strip() or done.stdout.strip()}")
+        return done.stdout
+
+    def start(self, name: str, *arguments: str) -> None:
+        """A command of ours that stays."""
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                [sys.executable, "-m", "fedsaddle", *arguments], cwd=self.folder, env=environment(), stdout=log,
+                stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)  # Ctrl-C is for us alone: we end them
+
+    def start_node(self, name: str) -> None:
+        self.start(name, "node", "--data", f"data/site-{NAMES.index(name)}.npz", "--server", self.address,
+                   "--name", name, "--keys", f"keys/nodes/{name}", "--state", f"state-{name}")
+
+    def kill(self, name: str) -> int:
+        """A whole node at once, as a power cut would: the command, its SuperNode, its courier and its worker."""
+        process = self.running.pop(name)
+        everyone = running.family(process.pid)
+        process.kill()
+        running.end(everyone)
+        process.wait()
+        return 1 + len(everyone)
+
+    def worker_of(self, name: str) -> int:
+        for child in running.family(self.running[name].pid):
+            words = Path(f"/proc/{child.pid}/cmdline").read_bytes().split(b"\0")
+            if b"worker" in words and b"fedsaddle" in words:
+                return child.pid
+        raise Failed(f"{name} has no worker; its log: {self.log(name)}")
+
+    def end(self) -> None:
+        """Everything that was started, and everything that it started."""
+        if self.slow:
+            signal_to(self.slow, signal.SIGCONT)
+        for name, process in self.running.items():
+            self.known |= running.family(process.pid)
+            signal_to(process.pid, signal.SIGINT if name == "server" else signal.SIGTERM)
+        until = time.monotonic() + 15
+        for process in self.running.values():
+            try:
+                process.wait(max(0.1, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        running.end(self.known)
+        for folder, name in ((self.folder / "run/flower/superlink", "superlink"),
+                             *((self.folder / f"state-{name}/supernode", program) for name in NAMES
+                               for program in ("supernode", "resident"))):
+            running.end_left_behind(folder, name)
+
+    # Looking on.
+
+    def say(self, text: str) -> None:
+        out.print(f"[dim]{time.monotonic() - self.began:4.0f} s[/dim]  {text}")
+
+    def log(self, name: str) -> str:
+        path = self.folder / f"{name}.log"
+        return " / ".join(path.read_text(errors="replace").splitlines()[-3:]) if path.exists() else "nothing"
+
+    def records(self) -> list[Record]:
+        path = self.folder / "run" / "records.jsonl"
+        return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+
+    def until(self, done: Callable[[], bool], what: str) -> None:
+        """Look on until it is so; meanwhile rounds are told, and the slow worker sleeps in turn."""
+        while not done():
+            self.tell()
+            if self.slow and time.monotonic() - self.since > (SLEEP if self.asleep else AWAKE):
+                self.asleep, self.since = not self.asleep, time.monotonic()
+                signal_to(self.slow, signal.SIGSTOP if self.asleep else signal.SIGCONT)
+            if self.running["server"].poll() not in (None, 0):
+                raise Failed(f"the server ended while waiting until {what}: {self.log('server')}")
+            if self.running["server"].poll() == 0 and not done():
+                raise Failed(f"the run ended before {what}; raise run.rounds in {SETTINGS.name}")
+            if time.monotonic() - self.began > LIMIT:
+                raise Failed(f"still waiting until {what} after {LIMIT:.0f} s: {self.log('server')}")
+            time.sleep(0.2)
+        self.tell()
+
+    def tell(self) -> None:
+        """Rounds that are new."""
+        for record in self.records()[self.shown:]:
+            self.shown += 1
+            self.say(told(record))
+
+    def waits_for_nobody(self) -> bool:
+        """Whether the last ask went on without the slow site, which owes an answer now."""
+        ask = self.records()[-1]["asks"][-1]
+        return SLOW in ask["asked_clients"] and SLOW not in ask["clients"] and self.asleep
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "PYTHONUNBUFFERED": "1"}
+
+
+def signal_to(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def told(record: Record) -> str:
+    asks = [f"asked {named(ask['asked_clients'])}; used {named(ask['clients'])}; {ask['virtual_seconds']:.1f} s"
+            + "".join(f"; [yellow]{one['node']}: {one['reason']}[/yellow]" for one in ask["refused"])
+            for ask in record["asks"]]
+    auc = record.get("measures", {}).get("test", {}).get("auc")
+    return f"round {record['round']:2}: {' | '.join(asks)}" + (f"  [green]test AUC {auc:.4f}[/green]" if auc else "")
+
+
+def named(clients: list[int]) -> str:
+    return " ".join(NAMES[client] for client in clients) or "nobody"
+
+
+def standing(stage: Stage, client: int) -> tuple[int, ...]:
+    """The state that the server would have a client start from: round, ask and session, of its newest checkpoint."""
+    newest = max((stage.folder / "run" / "checkpoints").glob("[0-9]*/state.safetensors"))
+    found = safetensors.torch.load_file(newest)
+    ids = found["clients.ids"].tolist()
+    return tuple(found["clients.token"][ids.index(client)].tolist()) if client in ids else (-1, -1, -1)
+
+
+def control_of(stage: Stage, client: int, token: tuple[int, ...]) -> float:
+    """The norm of a client's control in the file of this state at the site; 0 where there is none."""
+    name = f"{'.'.join(map(str, token))}.safetensors"
+    for path in (stage.folder / f"state-{NAMES[client]}" / "worker" / "states").glob(f"*/{name}"):
+        state = safetensors.torch.load_file(path)
+        return float(torch.cat([leaf.flatten() for field, leaf in state.items() if field.startswith("c.")]).norm())
+    return 0.0
+
+
+def prepared(stage: Stage) -> None:
+    stage.say("[bold]fedsaddle keys[/bold]: an authority, a certificate for the server, a key for every node")
+    stage.command("keys", "keys", "--server", "127.0.0.1", *(word for name in NAMES for word in ("--node", name)))
+    stage.say("[bold]fedsaddle deal[/bold]: the rows of four sites, a file for each")
+    stage.command("deal", str(SETTINGS), "--out", "data")
+    stage.say(f"[bold]fedsaddle server[/bold] at {stage.address}, and four times [bold]fedsaddle node[/bold]")
+    stage.start("server", "server", str(SETTINGS), "--keys", "keys", "--host", "127.0.0.1", "--port",
+                stage.address.split(":")[1], "--out", "run")
+    stage.until(lambda: "listening at" in stage.log("server"), "the server listens")
+    for name in NAMES:
+        stage.start_node(name)
+
+
+def played(stage: Stage) -> Seen:
+    """The run, and what happens to its sites meanwhile."""
+    stage.until(lambda: bool(stage.records()), "the first round is done")
+    stage.slow = stage.worker_of(NAMES[SLOW])
+    stage.say(f"[yellow]{NAMES[SLOW]} becomes slow[/yellow]: its worker is stopped for {SLEEP:.0f} s at a time")
+    stage.until(lambda: len(stage.records()) >= KILL and stage.waits_for_nobody(),
+                f"{NAMES[SLOW]} was left behind after round {KILL}")
+    count, after = stage.kill(NAMES[KILLED]), len(stage.records())
+    token = standing(stage, KILLED)
+    control = control_of(stage, KILLED, token)
+    stage.say(f"[red]kill -9[/red] of all {count} processes of {NAMES[KILLED]}; on its disk: its state of round "
+              f"{token[0] + 1}, a control of norm {control:.3f}")
+    stage.until(lambda: len(stage.records()) >= after + 2, f"{NAMES[KILLED]} has missed two rounds")
+    stage.start_node(NAMES[KILLED])
+    stage.say(f"[green]{NAMES[KILLED]} is started again[/green], with the same command")
+    stage.until(lambda: absence(stage.records(), KILLED, after) is not None, f"{NAMES[KILLED]} has answered again")
+    signal_to(stage.worker_of(NAMES[UNWORKED]), signal.SIGKILL)
+    unworked = len(stage.records())
+    stage.say(f"{NAMES[KILLED]} answers again. [red]kill -9[/red] of the worker of {NAMES[UNWORKED]} alone")
+    stage.until(lambda: (stage.folder / "run" / "summary.json").exists()
+                and stage.running["server"].poll() is not None, "the run is complete")
+    return Seen(SLOW, SLEEP, KILLED, after, control, token, standing(stage, KILLED), UNWORKED, unworked)
+
+
+def shown(stage: Stage, seen: Seen) -> None:
+    """The tables."""
+    records, part = stage.records(), {SLOW: "slow", KILLED: "killed", UNWORKED: "worker killed"}
+    nodes = Table("node", "rows", "asked", "answered", "gone on without", "refused", "what befell it",
+                  title="The nodes", title_justify="left")
+    rows = [member["rows"] for member in json.loads((stage.folder / "run" / "nodes.json").read_text())]
+    for client, line in enumerate(table_of(records, NAMES)):
+        nodes.add_row(line.name, *map(str, (rows[client], line.asked, line.answered, line.passed_over, line.refused)),
+                      part.get(client, "nothing"))
+    out.print("", nodes, sep="\n")
+    out.print("", f"Asks that went on without {NAMES[SLOW]}, which slept {SLEEP:.0f} s at a time", sep="\n")
+    asks = Table("round", "answered", "seconds")
+    for ask in closed_without(records, SLOW, NAMES[SLOW]):
+        asks.add_row(str(ask.round), f"{ask.answered} of {ask.asked}", f"{ask.seconds:.1f}")
+    out.print(asks)
+    dead, unworked = (answers_around(records, *pair) for pair in ((KILLED, seen.killed_after),
+                                                                  (UNWORKED, seen.unworked_after)))
+    out.print("", f"[bold]{NAMES[KILLED]}[/bold], killed after round {seen.killed_after}: {dead}. It went on from its "
+              f"control of round {seen.start[0] + 1} (norm {seen.control:.3f}; a first one is 0); at the end stands "
+              f"that of round {seen.end[0] + 1} (norm {control_of(stage, KILLED, seen.end):.3f}).", sep="\n")
+    out.print(f"[bold]{NAMES[UNWORKED]}[/bold], whose worker was killed after round {seen.unworked_after}: {unworked}. "
+              f"It said: {stage.log(NAMES[UNWORKED])}")
+    for number, reason in reasons(records, NAMES[UNWORKED]):
+        out.print(f"round {number}: {reason}")
+
+
+def answers_around(records: list[Record], client: int, round: int) -> str:
+    away = absence(records, client, round)
+    return f"used until round {away.last}, and again from round {away.back} on" if away else "it never came back"
+
+
+def demonstration(folder: Path) -> list[str]:
+    """What was not as it should be."""
+    stage = Stage(folder)
+    try:
+        prepared(stage)
+        seen = played(stage)
+        stage.say("the run is complete; the nodes are ended")
+    except Failed as failure:
+        return [str(failure)]
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # ending must not be interrupted
+        stage.end()
+    shown(stage, seen)
+    out.print("", "[bold]fedsaddle replay[/bold]: the same run as a simulation in which the same sites answer", sep="\n")
+    try:
+        replay = stage.command("replay", "run")
+    except Failed as failure:
+        replay = str(failure)
+    out.print(replay, markup=False)
+    stage.say("done")
+    return complaints(stage.records(), NAMES, seen, replay)
+
+
+def interrupted(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, interrupted)
+    folder = Path(tempfile.mkdtemp(prefix="fedsaddle-demo-"))
+    wrong, keep = ["it was interrupted"], "--keep" in sys.argv[1:]
+    try:
+        wrong = demonstration(folder)
+        keep = keep or bool(wrong)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        if keep:
+            out.print(f"everything is in {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    for complaint in wrong:
+        out.print(f"[red]not as it should be:[/red] {complaint}", soft_wrap=True)
+    if not wrong:
+        out.print("[green]As it should be:[/green] the slow site was not waited for, the killed one came back with its "
+                  "state,\nand the simulation with the same replies finds the same solution.")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
