@@ -1,15 +1,19 @@
-# make demo   from nothing to a first AUC curve
-# make test   every test, the linter and the type checker
-# make lint   only the last two
-# make bench  the speed of a round, against other ways to do the same work (about an hour)
+# make demo        from nothing to a first AUC curve
+# make demo-sites  four sites as processes of this machine: one slow, one killed, one that comes back (4 minutes)
+# make test        every test, the linter and the type checker
+# make lint        only the last two
+# make bench       the speed of a round, against other ways to do the same work (about an hour)
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint bench clean
+.PHONY: demo demo-sites test lint bench clean
 
 demo: .venv/installed
 	$(BIN)/fedsaddle run digits-auc
+
+demo-sites: .venv/installed-flower
+	$(BIN)/python examples/sites/demo.py
 
 test: .venv/installed-dev lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
@@ -32,6 +36,10 @@ clean:
 	$(INSTALL) --editable .
 	touch $@
 
+.venv/installed-flower: pyproject.toml constraints.txt | .venv/python
+	$(INSTALL) --editable ".[flower]"
+	touch $@ .venv/installed
+
 .venv/installed-dev: pyproject.toml constraints.txt | .venv/python
 	$(INSTALL) --editable ".[dev]"
-	touch $@ .venv/installed
+	touch $@ .venv/installed .venv/installed-flower

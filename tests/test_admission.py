@@ -511,6 +511,15 @@ def test_the_unspoilt_ask_of_the_fuzzer_is_answered(one_site):
     assert header_of(fresh.answer(parcels.packed(header, leaves)))["kind"] == "reply"
 
 
+@pytest.mark.parametrize("field", ["run", "session", "number"])
+def test_an_answer_does_not_repeat_what_is_too_long_for_it(field, one_site):
+    site, header, *_ = one_site
+    text = json.dumps({**header, field: "é" * 300_000}, ensure_ascii=False).encode()  # six bytes each in an answer
+    assert header_of(site.answer(parcel_of({}, header=text)))["kind"] in ("error", "refused")
+    text = json.dumps({"kind": "hello", field: "é" * 300_000}, ensure_ascii=False).encode()
+    assert header_of(site.answer(parcel_of({}, header=text)))["kind"] in ("hello", "error")
+
+
 @pytest.mark.parametrize("client", [-1, 10**12])
 def test_a_client_that_cannot_be_costs_no_memory(client, one_site):
     site, header, leaves, folder = one_site
@@ -781,7 +790,7 @@ def test_a_server_started_again_from_its_checkpoint_ends_bit_equal(asks_again, t
     algorithm, count = testing.trial("codasca", **CODASCA), 8
     problem, clients = auc(**({} if asks_again else {"p": None}))
     case = (Asking(problem) if asks_again else problem), clients
-    run = Run(rounds=count, checkpoint_every=2, evaluate_every=1, workers=1)
+    run = Run(rounds=count, checkpoint_every=4, evaluate_every=1, workers=1)
     plain = carry_out(across(algorithm, case, tmp_path / "a", name="codasca", rounds=count, fate=flaky,
                              admission=Admission(strikes=99)), run)
     folder = RunFolder(tmp_path / "run")
@@ -793,7 +802,7 @@ def test_a_server_started_again_from_its_checkpoint_ends_bit_equal(asks_again, t
         pass
 
     def watch(record):
-        if record["round"] == 5:  # a round after a checkpoint, and before it is written down
+        if record["round"] == 7:  # some rounds after a checkpoint
             raise Killed
 
     with pytest.raises(Killed):

@@ -4,26 +4,32 @@ import asyncio
 import contextlib
 import os
 import socket
+import ssl
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("flwr")
+pytest.importorskip("flwr", reason="flwr, the extra `flower`, is not installed")
 
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import Encoding
 from flwr.app import ConfigRecord, RecordDict
 
 from fedsaddle.contracts import SettingError
 from fedsaddle.sites import frames, keys
-from fedsaddle.sites.flower import app, courier_server, courier_site, processes, records, running
+from fedsaddle.sites.flower import app, courier_server, courier_site, processes, records, running, session
 from fedsaddle.sites.flower import gate as gates
 from fedsaddle.sites.flower import wire as wires
 from fedsaddle.sites.flower.notes import receive_note, send_note
 from fedsaddle.sites.wire import Delivery, Parcel, WireLost
 
+pytestmark = pytest.mark.xdist_group("flower")
 LIMIT = 8 << 20
 
 
@@ -458,10 +464,54 @@ def test_strangers_are_refused(federation, tmp_path):
     key = keys.node_key(federation.folder, "stranger")
     for folder, how, why in (
             ("key", {"root": federation.folder / "ca.crt", "private_key": key}, r"\(exit code 1\): .*refuses the key"),
-            ("plain", {"insecure": True, "seconds": 5.0}, "nobody answers there, or one side speaks TLS")):
+            ("plain", {"insecure": True, "seconds": 25.0}, "nobody answers there, or one side speaks TLS")):
         with pytest.raises(running.FlowerFailed, match=why):
             processes.SuperNode(tmp_path / folder, federation.link.address, {"worker": "w", "limit": 1}, **how)
+    with pytest.raises(ssl.SSLError), socket.create_connection(("127.0.0.1", federation.link.port)) as connection:
+        ssl.create_default_context().wrap_socket(connection, server_hostname="localhost")  # it knows no such authority
+    until = time.monotonic() + 10
+    told = {}
+    while len(told) < 3 and time.monotonic() < until:
+        lines = federation.link.program.log.read_text().splitlines()
+        told = {line.partition(": ")[2].partition(": ")[2] for line in lines if line.startswith("refused:")}
+    assert told >= {"its key is not registered here, or another node with it is online", "it speaks without TLS",
+                    "it does not know the authority of this server's certificate"}
     assert ours(tmp_path) == []
+
+
+def test_a_node_says_that_the_servers_certificate_has_expired(tmp_path):
+    keys.make_authority(tmp_path, 2)
+    keys.server_certificate(tmp_path, ["127.0.0.1"], 2)
+    expired(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "server.pem", tmp_path / "server.key")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        def accept():
+            while True:
+                try:
+                    connection, _ = listening.accept()
+                except OSError:
+                    return
+                with contextlib.suppress(OSError):
+                    context.wrap_socket(connection, server_side=True).close()
+
+        threading.Thread(target=accept, daemon=True).start()
+        with pytest.raises(running.FlowerFailed, match="certificate has expired"):
+            processes.SuperNode(
+                tmp_path / "node", f"127.0.0.1:{listening.getsockname()[1]}", {"worker": "w", "limit": 1},
+                root=tmp_path / "ca.crt", private_key=keys.node_key(tmp_path, "a"), seconds=60.0)
+    with pytest.raises(SettingError, match="expired on"):
+        session.Server(tmp_path / "out", tmp_path, "127.0.0.1", 0, None, False, print).__enter__()
+
+
+def expired(folder):
+    """The same server certificate, whose time is over."""
+    authority = keys.read_key(folder / "ca.key")
+    old = keys.read_certificates(folder / "server.pem")[0]
+    end = datetime.now(UTC) - timedelta(hours=1)
+    new = x509.CertificateBuilder(old.issuer, old.subject, old.public_key(), old.serial_number, end - timedelta(days=1),
+                                  end, list(old.extensions)).sign(authority, hashes.SHA256())
+    (folder / "server.pem").write_bytes(new.public_bytes(Encoding.PEM))
 
 
 STRANGE = '''

@@ -17,6 +17,7 @@ from email.utils import formatdate
 from importlib import metadata
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import typer
 from cryptography import x509
@@ -133,16 +134,45 @@ def server_of(folder, date=None, status=200, secure=True):
         server.server_close()
 
 
+@contextmanager
+def gated_server_of(folder):
+    """The real gate before a server that is always well, as another machine sees it; gives its port."""
+    import uvicorn
+
+    from fedsaddle.sites.flower.gate import gate
+
+    async def well(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def from_afar(scope, receive, send):
+        await gate(well)({**scope, "client": ("192.0.2.7", 1)}, receive, send)
+
+    server = uvicorn.Server(uvicorn.Config(
+        from_afar, lifespan="off", ws="none", log_config=None, proxy_headers=False,
+        ssl_certfile=folder / "server.pem", ssl_keyfile=folder / "server.key"))
+    listening = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
+        listening.close()
+
+
 # Keys.
 
 
-def test_flower_reads_the_key_pair_of_a_node(made, monkeypatch):
+@pytest.mark.parametrize("own", [False, True])
+def test_flower_reads_the_key_pair_of_a_node(made, own, tmp_path, monkeypatch):
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
     from flwr.cli.supernode.register import try_load_public_key
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
     supernode = importlib.import_module("flwr.supernode.cli.flower_supernode")  # its package has a function so named
 
-    node = made / "nodes" / "alpha"
+    node = keys.own_key(tmp_path / "own", "alpha").parent if own else made / "nodes" / "alpha"
     arguments = argparse.Namespace(auth_supernode_private_key=str(node / "key"), auth_supernode_public_key=None)
     _, public = supernode._try_setup_client_authentication(arguments)
     assert public_key_to_bytes(public) == try_load_public_key(node / "key.pub")
@@ -209,6 +239,64 @@ def test_again_with_a_new_node_adds_it_and_leaves_the_rest(tmp_path):
     assert "tests and closed groups" in first
     assert "Your own certificates" in first
     assert "PRIVATE KEY" not in first
+
+
+def test_the_advice_is_that_of_our_own_server(tmp_path):
+    text = command("keys", tmp_path / "k", "--server", "localhost", "--node", "n")
+    assert "supernode register" not in text
+    assert "lets in the nodes whose key.pub lies in nodes/NAME/" in text
+    assert "fedsaddle server FILE --keys DIR" in text
+    assert "--own NAME" in text
+
+
+def test_a_site_makes_its_own_key_and_only_the_public_half_travels(folder, tmp_path):
+    site = tmp_path / "site"
+    text = command("keys", site, "--own", "beta")
+    assert set(snapshot(site)) == {"key", "key.pub"}
+    assert (mode(site), mode(site / "key")) == (0o700, 0o600)
+    assert (site / "key.pub").read_text().endswith(" beta\n")
+    assert "nodes/beta/key.pub" in text
+    assert "never leaves this machine" in text
+    assert "PRIVATE" not in text
+    finding = only(certificates.check_keys(site))
+    assert (finding.level, finding.what) == (WRONG, "ca.crt")
+    assert "is not there" in finding.found
+
+    (folder / "nodes" / "beta").mkdir()
+    shutil.copy(site / "key.pub", folder / "nodes" / "beta")
+    shutil.copy(folder / "ca.crt", site)
+    assert troubles(certificates.check_keys(site)) == []
+    assert troubles(certificates.check_keys(folder)) == []
+    before = snapshot(site), snapshot(folder)
+    assert "certificate of the authority" in command("keys", site, "--own", "beta")
+    with pytest.raises(SettingError, match="the site made its own"):
+        command("keys", folder, "--node", "beta")
+    assert (snapshot(site), snapshot(folder)) == before
+
+
+@pytest.mark.parametrize("words", [["--server", "h"], ["--node", "n"], ["--renew-server"]])
+def test_ones_own_key_is_made_alone(tmp_path, words):
+    with pytest.raises(SettingError, match="leave one of them out") as refusal:
+        command("keys", tmp_path / "k", "--own", "beta", *words)
+    assert str(refusal.value).startswith(words[0])
+    with pytest.raises(SettingError, match="letters, digits") as refusal:
+        command("keys", tmp_path / "k", "--own", "../up")
+    assert str(refusal.value).startswith("--own")
+    assert not (tmp_path / "k").exists()
+
+
+def test_ones_own_key_is_neither_mixed_with_a_server_nor_overwritten(folder, tmp_path):
+    before = snapshot(folder)
+    with pytest.raises(SettingError, match="a server's folder"):
+        command("keys", folder, "--own", "beta")
+    assert snapshot(folder) == before
+    for left in ("key", "key.pub"):
+        site = tmp_path / left
+        site.mkdir()
+        (site / left).write_text("mine")
+        with pytest.raises(SettingError, match="other half"):
+            command("keys", site, "--own", "beta")
+        assert snapshot(site) == {left: b"mine"}
 
 
 def test_a_renewed_server_keeps_authority_and_hosts_and_loses_nothing(folder):
@@ -280,11 +368,12 @@ def test_own_certificates_are_left_alone(folder, tmp_path):
     command("keys", own, "--server", "a.hospital.example", "--node", "n")
     assert {name: snapshot(own)[name] for name in before} == before
     assert not (own / "ca.key").exists()
-    assert certificates.check_hosts(keys.read_certificates(own / "server.pem")[0], "a.b.hospital.example").level == WRONG
+    certificate = keys.read_certificates(own / "server.pem")[0]
+    assert certificates.check_hosts(certificate, "a.b.hospital.example").level == WRONG
 
 
 def test_neither_module_brings_torch(made):
-    code = ("import sys; from fedsaddle.sites import doctor, keys; from pathlib import Path; "
+    code = ("import sys; from fedsaddle.sites import certificates, doctor; from pathlib import Path; "
             "assert doctor.check_version('torch').level == 'ok'; "
             f"assert certificates.check_keys(Path({str(made)!r})); assert 'torch' not in sys.modules")
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -297,7 +386,8 @@ def test_good_keys_have_no_findings(made):
     assert troubles(certificates.check_keys(made, "fed.example.org")) == []
     assert troubles(certificates.check_keys(made, "0:0:0:0:0:0:0:1")) == []
     assert troubles(certificates.check_keys(made / "nodes" / "alpha")) == []
-    assert {"ca.crt", "ca.key", "server.pem", "server.key", "node alpha"} == {f.what for f in certificates.check_keys(made)}
+    looked_at = {finding.what for finding in certificates.check_keys(made)}
+    assert looked_at == {"ca.crt", "ca.key", "server.pem", "server.key", "node alpha"}
 
 
 @pytest.mark.parametrize(("start", "end", "level", "said"), [
@@ -369,6 +459,42 @@ def test_what_a_node_should_not_have_or_has_from_elsewhere(folder, tmp_path):
     assert "pass for the server" in only(certificates.check_keys(node)).found
 
 
+def test_a_server_needs_public_keys_alone(folder):
+    for private in ("ca.key", "nodes/alpha/key", "nodes/alpha/ca.crt"):
+        (folder / private).unlink()
+    found = certificates.check_keys(folder)
+    assert troubles(found) == []
+    assert "public key is here" in found[-1].found
+    (folder / "nodes/alpha/key.pub").unlink()
+    finding = only(certificates.check_keys(folder))
+    assert (finding.level, finding.what) == (WRONG, "node alpha")
+    assert "No such file" in finding.found
+    other = ed25519.Ed25519PrivateKey.generate().public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    (folder / "nodes/alpha/key.pub").write_bytes(other)  # Flower would not register it
+    assert "NIST" in only(certificates.check_keys(folder)).found
+
+
+def test_a_private_key_of_a_node_at_the_server(folder):
+    assert troubles(certificates.check_keys(folder)) == []  # with ca.key: this is where they are made
+    (folder / "ca.key").unlink()
+    finding = only(certificates.check_keys(folder))
+    assert (finding.level, finding.what) == (WARNING, "node alpha")
+    assert "private key lies at the server" in finding.found
+    assert "--own alpha" in finding.remedy
+    assert troubles(certificates.check_keys(folder / "nodes" / "alpha")) == []  # as the site has it
+
+
+def test_a_missing_file_is_not_called_malformed(folder):
+    for read in (keys.read_certificates, keys.read_public, keys.read_key):
+        with pytest.raises(SettingError, match=r"cannot be read \(No such file"):
+            read(folder / "nowhere")
+    (folder / "server.pem").unlink()
+    finding = only(certificates.check_keys(folder))
+    assert finding.what == "server.pem"
+    assert "No such file" in finding.found
+
+
 def test_files_that_are_no_keys(folder, tmp_path):
     secret = ed25519.Ed25519PrivateKey.generate()
     text = secret.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH,
@@ -411,6 +537,15 @@ def test_a_good_server(made):
     assert troubles(found) == []
 
 
+def test_a_good_server_behind_the_gate(made):
+    """Other machines are refused /health there."""
+    with gated_server_of(made) as port:
+        found = doctor.check_server("localhost", port, made / "ca.crt")
+    assert [finding.what for finding in found] == ["server", "TLS", "health", "clock"]
+    assert troubles(found) == []
+    assert "fedsaddle server" in found[2].found
+
+
 @pytest.mark.parametrize(("offset", "apart"), [(3600, "behind"), (-3600, "ahead of")])
 def test_a_clock_an_hour_off(made, offset, apart):
     with server_of(made, told(offset)) as port:
@@ -432,6 +567,7 @@ def test_no_date_and_no_health(made):
         found = troubles(doctor.check_server("localhost", port, made / "ca.crt"))
     assert [(finding.level, finding.what) for finding in found] == [(WARNING, "health"), (WARNING, "clock")]
     assert "404" in found[0].found
+    assert "`fedsaddle server --keys`" in found[0].remedy
     assert "could not be compared" in found[1].found
     with server_of(made) as port:
         assert only(doctor.check_server("localhost", port, made / "ca.crt")).what == "clock"
@@ -458,9 +594,11 @@ def test_no_server_and_no_tls(made, tmp_path):
     with server_of(made, told(0), secure=False) as port:
         finding = only(doctor.check_server("localhost", port, made / "ca.crt"))
         assert (finding.level, finding.what) == (WRONG, "TLS")
+        assert "started with `fedsaddle server --keys`" in finding.remedy
     finding = only(doctor.check_server("localhost", port, made / "ca.crt"))
     assert (finding.level, finding.what) == (WRONG, "server")
     assert "firewalls" in finding.remedy
+    assert "`fedsaddle server --keys` runs there" in finding.remedy
     assert "cannot be read" in only(doctor.check_server("localhost", port, tmp_path / "ca.crt")).found
 
 
@@ -522,7 +660,7 @@ def test_data_and_policy_are_read_and_never_quoted(tmp_path):
 
 
 def test_a_missing_loader_is_a_warning(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "fedsaddle.sites.data", None)
+    monkeypatch.setitem(sys.modules, "fedsaddle.data.sites", None)
     finding = doctor.check_data(tmp_path / "rows.csv", None)
     assert (finding.level, finding.what) == (WARNING, "data")
 
@@ -571,6 +709,18 @@ def test_the_command_ends_with_1_and_says_what_to_do(sound, folder):
 def test_a_warning_does_not_fail_the_command(sound, folder):
     os.chmod(folder / "server.key", 0o640)
     assert "warning" in command("doctor", "--keys", folder)
+
+
+def test_the_command_reads_a_sites_rows_and_rules(sound, tmp_path):
+    np.savez(tmp_path / "site-0.npz", inputs=np.zeros((37, 3), np.float32), targets=np.arange(37) % 2)
+    (tmp_path / "rows.csv").write_text("age,ill\n41,0\n52,1\n63,1\n")
+    (tmp_path / "policy.toml").write_text("max_rounds = 9\n")
+    assert "37 rows" in command("doctor", "--data", tmp_path / "site-0.npz", "--policy", tmp_path / "policy.toml")
+    assert "3 rows" in command("doctor", "--data", tmp_path / "rows.csv", "--label", "ill")
+    assert "--label: is missing" in command("doctor", "--data", tmp_path / "rows.csv", code=1)
+    assert "no such file" in command("doctor", "--data", tmp_path / "nowhere.npz", code=1)
+    (tmp_path / "policy.toml").write_text("max_rounds = 0\n")
+    assert "max_rounds" in command("doctor", "--policy", tmp_path / "policy.toml", code=1)
 
 
 @pytest.mark.parametrize("address", ["host", "host:0", "host:99999", "https://host:8000", "host:8000/x", ":80", "::1"])

@@ -236,7 +236,7 @@ def shown(stage: Stage, seen: Seen) -> None:
     for client, line in enumerate(table_of(records, NAMES)):
         nodes.add_row(line.name, *map(str, (rows[client], line.asked, line.answered, line.passed_over, line.refused)),
                       part.get(client, "nothing"))
-    out.print("", nodes, sep="\n")
+    out.print("", nodes, f"Answers that came late, of all nodes: {sum(record['late'] for record in records)}", sep="\n")
     out.print("", f"Asks that went on without {NAMES[SLOW]}, which slept {SLEEP:.0f} s at a time", sep="\n")
     asks = Table("round", "answered", "seconds")
     for ask in closed_without(records, SLOW, NAMES[SLOW]):
@@ -272,7 +272,7 @@ def demonstration(folder: Path) -> list[str]:
             signal.signal(number, signal.SIG_IGN)  # ending must not be interrupted
         stage.end()
     shown(stage, seen)
-    out.print("", "[bold]fedsaddle replay[/bold]: the same run as a simulation in which the same sites answer", sep="\n")
+    out.print("\n[bold]fedsaddle replay[/bold]: the same run as a simulation in which the same sites answer")
     try:
         replay = stage.command("replay", "run")
     except Failed as failure:

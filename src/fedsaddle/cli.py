@@ -28,7 +28,7 @@ from fedsaddle.problems import PROBLEMS
 from fedsaddle.report.folder import RunFolder
 from fedsaddle.report.tables import calibrated, comparison, last_measures, listing, number
 from fedsaddle.runs import carry_out
-from fedsaddle.sites.coordinator import SitesFailed
+from fedsaddle.sites.asking import SitesFailed
 from fedsaddle.sites.wire import TransportFailed, WireLost
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,

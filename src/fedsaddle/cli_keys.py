@@ -33,8 +33,8 @@ server.key (without a password) into the folder; --node then adds keys of nodes 
 At every start, `fedsaddle server FILE --keys DIR` lets in the nodes whose key.pub lies in nodes/NAME/ of DIR, and \
 nobody else."""
 OWN_ADVICE = """\
-key never leaves this machine. Send key.pub to whoever runs the server, who puts it into nodes/{name}/ of its folder and \
-starts the server again; see to it that nobody changes it on the way.
+key never leaves this machine. Send key.pub to whoever runs the server, who puts it into nodes/{name}/ of its folder \
+and starts the server again; see to it that nobody changes it on the way.
 Put the ca.crt that comes back beside key, likewise; then `fedsaddle doctor --keys {folder} --server HOST:PORT`, and \
 `fedsaddle node --keys {folder} --name {name}` with --server and --data."""
 
@@ -60,7 +60,7 @@ def keys(
     own: Annotated[str | None, typer.Option(metavar="NAME", help="at a site: make only the site's own key pair, of "
                                                                  "which key.pub goes to the server")] = None,
 ) -> None:
-    """Make a test authority, a server certificate and a key for every node, or a site's own key; what is there stays."""
+    """Make a test authority, a server certificate and a key for every node, or one's own; what is there stays."""
     try:
         from fedsaddle.sites import keys as making  # noqa: PLC0415  # an extra
     except ModuleNotFoundError as error:
@@ -147,7 +147,7 @@ def _pieces(folder: Path, own: str | None = None) -> Iterator[Piece]:
                   "key.pub": (f"public key of {own}", f"the server, as nodes/{own}/key.pub; no secret")}
     for node in sorted(path.name for path in (folder / "nodes").glob("*") if NAME.fullmatch(path.name)):
         known |= {f"nodes/{node}/key": (f"key of {node}", f"{node} alone"),
-                  f"nodes/{node}/key.pub": (f"public key of {node}", f"the server, which then lets {node} in; no secret"),
+                  f"nodes/{node}/key.pub": (f"public key of {node}", f"the server, to let {node} in; no secret"),
                   f"nodes/{node}/ca.crt": ("copy of ca.crt", node)}
     for name, (what, goes_to) in known.items():
         if (folder / name).exists():

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -111,6 +112,7 @@ def add_to(app: typer.Typer, show_end: Callable[[Settings, dict[str, RunFolder]]
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
         site = Site(name, load_site(data, label), state / "worker", serving.posed, read_policy(policy), group, device)
         listening = resident.listen(socket_of(state))
+        threading.Thread(target=_end_with_parent, daemon=True).start()
         logging.getLogger(__name__).info("%s is ready with %d rows", name, len(site.clients.targets))
         with threads(1):
             resident.serve(site, listening, LIMIT)
@@ -250,7 +252,7 @@ def keep_alive(line: list[str], home: Path, transport: Any, ended: Callable[[], 
                 if process is not None:
                     err.print(f"[yellow]the worker ended ({process.returncode}); it is started again[/yellow]")
                     time.sleep(RESTART)
-                process = subprocess.Popen(line, stdout=log, stderr=log)
+                process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=log, stderr=log)
                 _wait_for(socket_of(home), process, ended)
             transport.watch(err.print)
             time.sleep(0.2)
@@ -262,6 +264,12 @@ def keep_alive(line: list[str], home: Path, transport: Any, ended: Callable[[], 
             except subprocess.TimeoutExpired:
                 process.kill()
         log.close()
+
+
+def _end_with_parent() -> None:
+    """The pipe from the node ends when the node does, however it ends: two workers must not share a disk."""
+    sys.stdin.buffer.read()
+    os._exit(0)
 
 
 def _wait_for(path: Path, process: subprocess.Popen[bytes], ended: Callable[[], bool]) -> None:

@@ -53,6 +53,18 @@ class Among:
         return self.select.weights(population)
 
 
+class SitesFailed(RuntimeError):
+    """The run cannot begin or go on. The text names the nodes and the remedy."""
+
+
+class Open(NamedTuple):
+    """An ask to a node that has not been answered."""
+
+    client: int
+    sent: float
+    until: float
+
+
 class Identity(NamedTuple):
     """Of a run, for its sites."""
 

@@ -1,4 +1,4 @@
-"""What may be wrong with keys and certificates, at a server or at a node. Every check returns findings, changes nothing."""
+"""What may be wrong with keys and certificates, at a server or at a node; a part of the `doctor`."""
 
 from __future__ import annotations
 

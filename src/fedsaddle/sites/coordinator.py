@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from fedsaddle.participation.responses import Response
 from fedsaddle.participation.selection import Selection
 from fedsaddle.sites import works
 from fedsaddle.sites.admission import Admission, Expected, Gate
-from fedsaddle.sites.asking import Among, Identity, Trials, combined, message_of, waiting
+from fedsaddle.sites.asking import Among, Identity, Open, SitesFailed, Trials, combined, message_of, waiting
 from fedsaddle.sites.forms import leaves_of
 from fedsaddle.sites.parcels import Unreadable, packed, unpacked
 from fedsaddle.sites.roster import Member, Patience, Watched
@@ -34,18 +34,6 @@ from fedsaddle.sites.wire import Delivery, Parcel, Wire
 GRACE = 30.0  # seconds after which an answer that the transport owes us is given up
 TURN = 0.5  # seconds that are waited at once
 Say = Callable[[str], None]
-
-
-class SitesFailed(RuntimeError):
-    """The run cannot begin or go on. The text names the nodes and the remedy."""
-
-
-class Open(NamedTuple):
-    """An ask to a node that has not been answered."""
-
-    client: int
-    sent: float
-    until: float
 
 
 class Coordinator:
@@ -65,6 +53,7 @@ class Coordinator:
         self.client_of = {member.node: client for client, member in enumerate(self.members)}
         self.watched = [Watched(member.name) for member in self.members]
         self.open_asks: dict[str, Open] = {}  # by ticket
+        self.came_late: list[int] = []  # whose answers came after their ask, since the last ask
         self.strangers: set[str] = set()  # nodes of nobody
         self.drawn: dict[str, list[int]] = {}  # who could be asked for cohorts since the last ask, if not everyone
         self.preparing = True  # until the first round: everyone must answer
@@ -109,6 +98,7 @@ class Coordinator:
     # Who can be asked.
 
     def among(self, select: Selection, round: int, number: int) -> Selection:
+        self._late(self.wire.receive(0.0))  # whoever answered a moment too late is free again
         present = self.present()
         until = time.monotonic() + self.deadline
         while len(present) < min(self.patience.at_least, len(self.members)) and time.monotonic() < until:
@@ -151,7 +141,8 @@ class Coordinator:
         able = set(range(len(self.members))) if first else set(self.present())
         tickets = self._send(ask, name, trial.message, able, self.patience.start_seconds if first else self.deadline)
         wanted = len(tickets) if ask.address[1] == PREPARATION else self.enough(ask)
-        good, refused, late = self._gather(ask, name, trial.expected, tickets, wanted, first)
+        good, refused = self._gather(ask, name, trial.expected, tickets, wanted, first)
+        late, self.came_late = self.came_late, []
         details = {"clients": [int(ask.ids[at]) for at in sorted(good)], "asked_clients": ask.ids.tolist(),
                    "late_clients": late, "present": self.drawn, "refused": refused,
                    "work_seconds": max((self.watched[int(ask.ids[at])].work for at in good), default=0.0)}
@@ -207,22 +198,21 @@ class Coordinator:
 
     def _gather(
         self, ask: Ask, name: str, expected: Expected, tickets: dict[str, int], wanted: int, first: bool,
-    ) -> tuple[dict[int, dict[str, Tensor]], list[dict[str, str]], list[int]]:
-        """Good replies by position, refused ones by name and reason, and whose late ones came meanwhile."""
+    ) -> tuple[dict[int, dict[str, Tensor]], list[dict[str, str]]]:
+        """Good replies by position, and refused ones by name and reason."""
         good: dict[int, dict[str, Tensor]] = {}
         refused: list[dict[str, str]] = []
-        late: list[int] = []
         waiting_for = set(tickets)
         until = time.monotonic() + (self.patience.start_seconds if first else self.deadline)
         while waiting_for and len(good) < wanted and time.monotonic() < until:
             arrived = self.wire.receive(min(TURN, max(0.0, until - time.monotonic())))
             for at, delivery in enumerate(arrived):
                 if delivery.ticket not in waiting_for:
-                    late += self._late([delivery])
+                    self._late([delivery])
                     continue
                 if len(good) >= wanted:  # came in the same breath, and is not needed
                     waiting_for -= {one.ticket for one in arrived[at:]}
-                    late += self._late(arrived[at:])
+                    self._late(arrived[at:])
                     break
                 waiting_for.discard(delivery.ticket)
                 position = tickets[delivery.ticket]
@@ -235,7 +225,7 @@ class Coordinator:
         self.wire.give_up(sorted(waiting_for))
         for ticket in waiting_for:
             self.watched[self.open_asks[ticket].client].state = "slow"
-        return good, refused, late
+        return good, refused
 
     def _read(
         self, delivery: Delivery, ask: Ask, name: str, expected: Expected, one: Open, number: int,
@@ -287,15 +277,16 @@ class Coordinator:
         self.watched[client].work = seconds if isinstance(seconds, float) and 0 <= seconds < 1e9 else 0.0
         return self.gate.examine(name, reply, expected, member.rows), reply, True
 
-    def _late(self, deliveries: Sequence[Delivery]) -> list[int]:
-        """Whose answers, that nobody waits for any more, have come: their nodes are free again."""
-        found = []
+    def _late(self, deliveries: Sequence[Delivery]) -> None:
+        """Answers that nobody waits for any more: their nodes are free again."""
         for delivery in deliveries:
             one = self.open_asks.pop(delivery.ticket, None)
             if one is not None:
                 watched = self.watched[one.client]
                 watched.heard(time.monotonic() - one.sent, len(delivery.content))
-                if not delivery.error:
+                if delivery.error:
+                    watched.last_reason = delivery.error
+                    self.say(f"{watched.name}: {delivery.error}")
+                else:
                     watched.late += 1
-                    found.append(one.client)
-        return found
+                    self.came_late.append(one.client)

@@ -1,6 +1,7 @@
 """What may keep a site from taking part, found before it tries: versions, the way to the server, clocks, files.
 
-Keys and certificates are looked at in `certificates`. Every check returns findings and changes nothing. Nothing is connected to but the server that was named.
+Every check returns findings and changes nothing. Nothing is connected to but the server that was named. Keys and
+certificates are looked at in `certificates`.
 """
 
 from __future__ import annotations

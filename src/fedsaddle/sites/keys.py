@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -126,9 +127,7 @@ def expiry(path: Path) -> datetime:
     return read_certificates(path)[0].not_valid_after_utc
 
 
-# What a doctor asks of files that may come from anywhere: reading raises SettingError with the reason.
-
-
+# Files that may come from anywhere: reading raises SettingError with the reason.
 def read_certificates(path: Path) -> list[x509.Certificate]:
     """The certificates of a PEM file, the owner's first."""
     content = _content(path)
@@ -156,13 +155,11 @@ def read_key(path: Path, node: bool = False) -> Any:
 def read_public(path: Path) -> Any:
     """The public key of a node, in OpenSSH's form."""
     content = _content(path)
-    try:
+    with suppress(ValueError, UnsupportedAlgorithm):
         key = forms.load_ssh_public_key(content)
-    except (ValueError, UnsupportedAlgorithm):
-        raise _refusal(f"{path}: holds no public key in OpenSSH's form; put the right file there") from None
-    if not (isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, CURVES)):
-        raise _refusal(f"{path}: is of no EC key on a NIST curve; have one made with `fedsaddle keys`")
-    return key
+        if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, CURVES):
+            return key
+    raise _refusal(f"{path}: holds no public key in OpenSSH's form, EC on a NIST curve; make one with `fedsaddle keys`")
 
 
 def belong_together(private: Any, public: Any) -> bool:
@@ -250,8 +247,8 @@ def _check_host(host: str) -> None:
 
 def _check_name(name: str, option: str = "--node") -> None:
     if not NAME.fullmatch(name):
-        raise _refusal(f"{option} {name!r}: is no name for a node; use up to 64 letters, digits, - and _, with a letter "
-                       "or a digit first")
+        raise _refusal(f"{option} {name!r}: is no name for a node; use up to 64 letters, digits, - and _, with a "
+                       "letter or a digit first")
 
 
 def _write_pair(folder: Path, name: str) -> None:
@@ -266,11 +263,11 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.PKCS8, forms.NoEncryption())
 
 
-def _both_or_none(*halves: Path) -> list[Path]:
-    present = [path for path in halves if path.exists()]
+def _both_or_none(first: Path, second: Path) -> list[Path]:
+    present = [path for path in (first, second) if path.exists()]
     if len(present) == 1:
-        raise _refusal(f"{present[0]}: is there without its other half; put {' and '.join(half.name for half in halves)} "
-                       "back, or move it away")
+        raise _refusal(f"{present[0]}: is there without its other half; put {first.name} and {second.name} back, or "
+                       "move it away")
     return present
 
 

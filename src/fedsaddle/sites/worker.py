@@ -54,7 +54,7 @@ def _one(site: Site, connection: socket.socket, limit: int, lock: threading.Lock
             with lock:
                 answer = site.answer(content)
             send_frame(connection, answer)
-        except (Cut, OSError) as error:
-            log.warning("a courier went away: %s", type(error).__name__)
+        except (Cut, OSError) as error:  # also whoever only looked whether there is somebody
+            log.debug("a courier went away: %s", type(error).__name__)
         except TooLarge as error:
             log.warning("refused: %s", error)

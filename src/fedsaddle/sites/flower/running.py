@@ -31,8 +31,10 @@ PAINT, FRAME = re.compile(r"\x1b\[[0-9;]*m"), " \t│╭╮╰╯─"
 DULL = re.compile(r"Traceback|  |During handling|The above exception|For more|INFO|\S+ INFO|WARNING|ERROR\s*:")
 MISSING = "Flower is not installed; install fedsaddle[flower]"
 REFUSED = "[code: 2004]"
+REFUSED_BY_GATE = "refused:"  # begins a line in the SuperLink's log
 REASONS = {  # what Flower's logs say, and what it means
-    REFUSED: "the SuperLink refuses the key: it is not registered there, or another node with the same key is online",
+    REFUSED: "the SuperLink refuses the key: it is not registered there (a server that has just started needs some "
+             "seconds for that), or another node with the same key is online",
     "[code: 2001]": "the SuperLink wants a key, and none was given",
     "certificate has expired": "the SuperLink's certificate has expired",
     "certificate is not yet valid": "the SuperLink's certificate is not valid yet, or this machine's clock is wrong",

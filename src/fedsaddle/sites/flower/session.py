@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 
 from fedsaddle.contracts import SettingError
 from fedsaddle.sites.flower.app import write_app
 from fedsaddle.sites.flower.processes import Certificates, Connection, SuperLink, SuperNode, register_node, submit
-from fedsaddle.sites.flower.running import FlowerFailed
+from fedsaddle.sites.flower.running import REFUSED_BY_GATE, FlowerFailed
 from fedsaddle.sites.flower.wire import FlowerWire
+from fedsaddle.sites.keys import expiry
 from fedsaddle.sites.wire import WireLost
 
 WAIT, TRIES = 60.0, 5
 PAUSE = 3.0  # seconds before a node that was refused or lost tries again
+MOST_SAID = 50  # different refusals
 LIMIT = 4 << 30  # bytes of an ask at a node
 Say = Callable[[str], None]
 
@@ -32,6 +37,8 @@ class Server:
         self.folder, self.keys, self.host, self.port, self.join = folder.resolve(), keys, host, port, join
         self.insecure, self.say = insecure, say
         self.link: SuperLink | None = None
+        self.listener: threading.Thread | None = None
+        self.ended = threading.Event()
         _one_of(keys, insecure, "make keys with `fedsaddle keys`")
 
     def __enter__(self) -> Server:
@@ -46,6 +53,7 @@ class Server:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
+        self.ended.set()
         self.wire.close()
         if self.link is not None:
             self.link.stop()
@@ -71,15 +79,42 @@ class Server:
                 self.link = SuperLink(self.folder / "superlink", host=self.host, port=self.port,
                                       certificates=self._certificates(), insecure=self.insecure)
                 self.port = self.link.port
+                self._listen_to(self.link.program.log)
                 self.say(f"listening at {self.host}:{self.port}")
             connection = self.link.connection
         self._register(connection)
         submit(connection, write_app(self.folder), self.wire.path)
         self.wire.wait(WAIT)
 
+    def _listen_to(self, log: Path) -> None:
+        """Say whom the SuperLink refuses, and why; each once."""
+        if self.listener is not None:
+            return
+        place = log.stat().st_size if log.exists() else 0
+
+        def listen() -> None:
+            heard: set[str] = set()
+            seen = place
+            while not self.ended.wait(PAUSE):
+                with contextlib.suppress(OSError), log.open("rb") as file:
+                    file.seek(seen)
+                    lines = file.read().decode(errors="replace").splitlines()
+                    seen = file.tell()
+                    for line in lines:
+                        if line.startswith(REFUSED_BY_GATE) and line not in heard and len(heard) < MOST_SAID:
+                            heard.add(line)
+                            self.say(line)
+
+        self.listener = threading.Thread(target=listen, daemon=True)
+        self.listener.start()
+
     def _certificates(self) -> Certificates | None:
         if self.keys is None:
             return None
+        end = expiry(self.keys / "server.pem")
+        if end < datetime.now(UTC):
+            raise SettingError(f"--keys {str(self.keys)!r}: the server's certificate expired on {end:%Y-%m-%d}; make a "
+                               "new one with `fedsaddle keys --renew-server`")
         return Certificates(root=self.keys / "ca.crt", certificate=self.keys / "server.pem",
                             key=self.keys / "server.key")
 
