@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import time
 import tomllib
 
 import pytest
 import torch
+from rich.console import Console
 
 from fedsaddle import testing
 from fedsaddle.algorithms import ALGORITHMS
@@ -18,6 +21,7 @@ from fedsaddle.participation import Participation
 from fedsaddle.participation.responses import DropOuts, FirstResponders
 from fedsaddle.participation.selection import Cyclic, Population
 from fedsaddle.report.folder import RunFolder
+from fedsaddle.report.sites import nodes_table
 from fedsaddle.runs import carry_out
 from fedsaddle.serving import members_of, posed, replayed, site_job
 from fedsaddle.sites import roster
@@ -26,7 +30,7 @@ from fedsaddle.sites.asking import waiting
 from fedsaddle.sites.local import LocalWire, arrives
 from fedsaddle.sites.parcels import unpacked
 from fedsaddle.sites.policy import Policy
-from fedsaddle.sites.roster import Patience
+from fedsaddle.sites.roster import Patience, Watched
 from fedsaddle.sites.site import Site
 from fedsaddle.sites.wire import Delivery
 from sites import across, single
@@ -189,3 +193,14 @@ hidden = [5]
 name = "codasca"
 steps = 2
 """
+
+
+def test_the_table_of_nodes_shows_what_an_operator_looks_for():
+    nodes = [Watched("clinic-a", "free", time.time() - 3, 4.25, 0.1, 12_345_678, 999, 10),
+             Watched("clinic-b", "set aside", refused=3, last_reason="field 'z.x' is [/not] finite")]
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(nodes_table(nodes, {"round": 12, "answered": 3, "asked": 4, "late": 1}, 100))
+    text = console.export_text()
+    for word in ("round 12 of 100", "3 of 4 answered, 1 late", "clinic-a", "3 s ago", "4.2 s", "12.3 MB", "999 B",
+                 "set aside", "never", "field 'z.x' is [/not] finite"):
+        assert word in text, word

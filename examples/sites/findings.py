@@ -16,6 +16,7 @@ class Line(NamedTuple):
     name: str
     asked: int
     answered: int
+    late: int
     refused: int
 
     @property
@@ -44,6 +45,7 @@ def table_of(records: Sequence[Record], names: Sequence[str]) -> list[Line]:
     asks = list(_asks(records))
     return [Line(name, sum(client in ask["asked_clients"] for _, ask in asks),
                  sum(client in ask["clients"] for _, ask in asks),
+                 sum(ask.get("late_clients", []).count(client) for _, ask in asks),
                  sum(refusal["node"] == name for _, ask in asks for refusal in ask["refused"]))
             for client, name in enumerate(names)]
 

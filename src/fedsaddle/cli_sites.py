@@ -20,6 +20,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from fedsaddle import recipes, serving
 from fedsaddle.config import Settings, read, settle, tables_of
@@ -61,7 +62,7 @@ def add_to(app: typer.Typer, show_end: Callable[[Settings, dict[str, RunFolder]]
         target = RunFolder(folder or Path("runs") / f"{path.stem}-sites")
         begin(target, settings)
         _warn(insecure)
-        with Server(target.path / "flower", keys, host, port, join, insecure, err.print) as transport:
+        with Server(target.path / "flower", keys, host, port, join, insecure, say) as transport:
             conduct(settings, target, transport.wire, transport.again)
         show_end(settings, folders_of(settings, target))
 
@@ -151,6 +152,11 @@ def _add_trials(app: typer.Typer) -> None:
         out.print(f"{len(files)} files: {files[0]} to {files[-1].name}", soft_wrap=True)
 
 
+def say(text: str) -> None:
+    """A line as it is: what a site says may look like markup."""
+    err.print(Text(text), soft_wrap=True)
+
+
 def begin(target: RunFolder, settings: Settings) -> None:
     """A new run folder, or the one of these very settings."""
     tables = tables_of(settings)
@@ -167,7 +173,7 @@ def folders_of(settings: Settings, target: RunFolder) -> dict[str, RunFolder]:
 
 def conduct(settings: Settings, target: RunFolder, wire: Wire, again: Callable[[], Wire]) -> None:
     """Every method of the settings, one after the other; with a new wire where the old one is lost."""
-    members = serving.members_of(target, settings, wire, err.print)
+    members = serving.members_of(target, settings, wire, say)
     for label, folder in folders_of(settings, target).items():
         folder.path.mkdir(parents=True, exist_ok=True)
         while not folder.complete:
@@ -180,7 +186,7 @@ def conduct(settings: Settings, target: RunFolder, wire: Wire, again: Callable[[
 
 def one_method(settings: Settings, label: str, folder: RunFolder, members: Any, wire: Wire) -> None:
     job, coordinator, run = serving.site_job(settings, label, wire, members, serving.run_name(folder),
-                                             folder.checkpoints, err.print)
+                                             folder.checkpoints, say)
     for complaint in job.complaints:
         err.print(f"[yellow]{complaint}[/yellow]")
     with _live(coordinator, settings.run.rounds) as watch:
@@ -254,7 +260,7 @@ def keep_alive(line: list[str], home: Path, transport: Any, ended: Callable[[], 
                     time.sleep(RESTART)
                 process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=log, stderr=log)
                 _wait_for(socket_of(home), process, ended)
-            transport.watch(err.print)
+            transport.watch(say)
             time.sleep(0.2)
     finally:
         if process is not None and process.poll() is None:

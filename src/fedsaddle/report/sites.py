@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 COLOURS = {"free": "green", "asked": "cyan", "slow": "yellow", "away": "red", "set aside": "red"}
@@ -20,10 +21,10 @@ def nodes_table(watched: Sequence[Any], record: Mapping[str, Any], rounds: int) 
     now = time.time()
     for node in watched:
         table.add_row(
-            node.name, f"[{COLOURS.get(node.state, 'white')}]{node.state}[/]",
+            escape(node.name), f"[{COLOURS.get(node.state, 'white')}]{node.state}[/]",
             f"{now - node.seen:.0f} s ago" if node.seen else "never", f"{node.latency:.1f} s" if node.seen else "",
             bytes_told(node.bytes_down), bytes_told(node.bytes_up), str(node.answered), str(node.late),
-            str(node.refused), node.last_reason[:60])
+            str(node.refused), escape(node.last_reason[:60]))
     return table
 
 

@@ -106,6 +106,11 @@ class Trials:
         return self.known[key]
 
 
+def printable(text: str) -> str:
+    """What a site said, fit for a terminal and a record."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:200])
+
+
 def message_of(ask: Ask, position: int) -> Any:
     """What the client at this position is sent."""
     own = {field: map_leaves(lambda leaf: leaf[position], getattr(ask.message, field)) for field in ask.personal}

@@ -105,19 +105,19 @@ def check_dates(what: str, certificate: Any, now: datetime | None = None) -> Fin
 def check_hosts(certificate: Any, host: str | None) -> Finding:
     names = ", ".join(keys.hosts_of(certificate)) or "no name at all"
     return judged(not host or keys.covers(certificate, host), keys.SERVER, f"is for {names}",
-                   f"is for {names}, not for {host}", "name the server as the certificate does, or make a new one with "
-                   f"--renew-server --server {host}")
+                  f"is for {names}, not for {host}", "name the server as the certificate does, or make a new one with "
+                  f"--renew-server --server {host}")
 
 
 def check_chain(chain: Sequence[Any], authorities: Sequence[Any]) -> Finding:
     return judged(leads_to(chain, authorities), keys.SERVER, "is signed by ca.crt",
-                   "is not signed by ca.crt: nodes will refuse it", "put the ca.crt of its authority here and on every "
-                   "node, or make it again with --renew-server")
+                  "is not signed by ca.crt: nodes will refuse it", "put the ca.crt of its authority here and on every "
+                  "node, or make it again with --renew-server")
 
 
 def check_pair(what: str, private: Any, public: Any, halves: str) -> Finding:
     return judged(keys.belong_together(private, public), what, f"{halves} belong together",
-                   f"{halves} do not belong together", "put both files of one pair there")
+                  f"{halves} do not belong together", "put both files of one pair there")
 
 
 def check_permissions(what: str, path: Path) -> Finding:

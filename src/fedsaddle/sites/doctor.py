@@ -73,9 +73,9 @@ def check_quiet(environment: Mapping[str, str]) -> list[Finding]:
     """Whether Flower is kept from calling home, looking for updates and installing packages."""
     values = {name: environment.get(name, "") for name in QUIET}
     return [judged(values[name] in ("", wanted), name,
-                    f"{'is' if values[name] else 'is not set here; our commands set it to'} {wanted}",
-                    f"is set to {values[name]!r} here", f"export {name}={wanted}: our commands set it so for what they "
-                    "start, but flwr commands of your own would not have it", WARNING)
+                   f"{'is' if values[name] else 'is not set here; our commands set it to'} {wanted}",
+                   f"is set to {values[name]!r} here", f"export {name}={wanted}: our commands set it so for what they "
+                   "start, but flwr commands of your own would not have it", WARNING)
             for name, wanted in QUIET.items()]
 
 
@@ -181,9 +181,9 @@ def check_state(folder: Path) -> list[Finding]:
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free
     return [judged(there.is_dir() and os.access(there, os.W_OK | os.X_OK), "state", f"{folder}: can be written to",
-                    f"{folder}: cannot be written to", f"let the user that runs the site write in {there}"),
+                   f"{folder}: cannot be written to", f"let the user that runs the site write in {there}"),
             judged(free >= SCARCE, "disk", f"{free / 2**30:,.0f} GiB free", f"{free / 2**30:.1f} GiB free",
-                    f"make room on the disk of {there}", WARNING if free >= LITTLE else WRONG)]
+                   f"make room on the disk of {there}", WARNING if free >= LITTLE else WRONG)]
 
 
 def judged(good: bool, what: str, fine: str, bad: str, remedy: str, level: str = WRONG) -> Finding:

@@ -73,6 +73,8 @@ class Server:
 
     def _start(self) -> None:
         if self.join:
+            self.say(f"{self.join} was not started by fedsaddle: whoever else reaches that SuperLink may register keys "
+                     "there and submit apps; sites that run `fedsaddle node` do not run them")
             connection = Connection(self.join, self.keys / "ca.crt" if self.keys else None, self.folder)
         else:
             if self.link is None or not self.link.alive():
