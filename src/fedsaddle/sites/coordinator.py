@@ -21,19 +21,9 @@ from fedsaddle.engine.oracle import ProblemOracle
 from fedsaddle.maths.trees import fill
 from fedsaddle.participation.responses import Response
 from fedsaddle.participation.selection import Selection
-from fedsaddle.sites import works
+from fedsaddle.sites import asking, works
 from fedsaddle.sites.admission import Admission, Expected, Gate
-from fedsaddle.sites.asking import (
-    Among,
-    Identity,
-    Open,
-    SitesFailed,
-    Trials,
-    combined,
-    message_of,
-    printable,
-    waiting,
-)
+from fedsaddle.sites.asking import Among, Identity, Open, SitesFailed, Trials, combined, message_of, waiting
 from fedsaddle.sites.forms import leaves_of
 from fedsaddle.sites.parcels import Unreadable, packed, unpacked
 from fedsaddle.sites.roster import Member, Patience, Watched
@@ -272,7 +262,7 @@ class Coordinator:
         except Unreadable as error:
             return f"the reply cannot be read: {error}", {}, True
         if header.get("kind") in ("error", "refused"):
-            return printable(str(header.get("reason", ""))) or "an error without a reason", {}, False
+            return asking.printable(str(header.get("reason", ""))) or "an error without a reason", {}, False
         if header.get("kind") != "reply":
             return "it is no reply", {}, True
         mine = {"run": self.identity.run, "session": f"{self.session:x}", "number": number, "round": ask.address[1],
