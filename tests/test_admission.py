@@ -424,11 +424,13 @@ def test_junk_costs_no_more_memory_than_its_size_lets_expect(number):
         tracemalloc.stop()
 
 
+@settings(deadline=None)
 @given(some.binary(max_size=300), some.booleans())
 def test_any_bytes_are_read_or_refused(content, magic):
     read_or_refused((parcels.MAGIC if magic else b"") + content)
 
 
+@settings(deadline=None)
 @given(some.lists(some.tuples(some.integers(0, len(SOUND) - 1), some.binary(max_size=8)), max_size=4),
        some.integers(0, len(SOUND)), some.sampled_from([None, 0, 1, 2**31, 2**32 - 1]),
        some.sampled_from([None, 0, 7, 10**6, 2**40, 2**64 - 1]))
@@ -451,6 +453,7 @@ TABLES = some.dictionaries(some.text(max_size=4), some.fixed_dictionaries({
     "shape": some.lists(SIZE, max_size=5), "data_offsets": some.lists(SIZE, min_size=1, max_size=3)}), max_size=4)
 
 
+@settings(deadline=None)
 @given(TABLES, some.binary(max_size=40))
 def test_any_table_of_tensors_is_read_or_refused(table, data):
     read_or_refused(parcel_of(table, data))

@@ -614,7 +614,7 @@ def test_ports():
 
 
 @pytest.mark.parametrize(("name", "version", "level"), [
-    ("flwr", "1.38.9", WRONG), ("flwr", "1.39.0", OK), ("flwr", "1.41.2", OK), ("flwr", "1.42.0", WRONG),
+    ("flwr", "1.40.9", WRONG), ("flwr", "1.41.0", OK), ("flwr", "1.41.2", OK), ("flwr", "1.42.0", WRONG),
     ("typer", "0.20.1", OK), ("typer", "0.21.0", WRONG), ("rich", "14.3.4", OK), ("rich", "15.0.0", WRONG),
     ("torch", "2.13.0+cpu", OK), ("torch", "2.9.1", WRONG), ("flwr", None, WRONG),
 ])

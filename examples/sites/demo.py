@@ -23,7 +23,7 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
-from findings import Record, Seen, absence, closed_without, complaints, reasons, table_of
+from findings import Record, Seen, absence, closed_without, complaints, owes, reasons, table_of
 from rich.console import Console
 from rich.table import Table
 
@@ -145,11 +145,6 @@ class Stage:
             self.shown += 1
             self.say(told(record))
 
-    def waits_for_nobody(self) -> bool:
-        """Whether the last ask went on without the slow site, which owes an answer now."""
-        ask = self.records()[-1]["asks"][-1]
-        return SLOW in ask["asked_clients"] and SLOW not in ask["clients"] and self.asleep
-
 
 def environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "PYTHONUNBUFFERED": "1"}
@@ -211,14 +206,15 @@ def played(stage: Stage) -> Seen:
     signal_to(stage.worker_of(NAMES[UNWORKED]), signal.SIGKILL)
     unworked = len(stage.records())
     stage.say(f"[red]kill -9[/red] of the worker of {NAMES[UNWORKED]} alone; its node starts it again")
-    stage.until(lambda: absence(stage.records(), UNWORKED, unworked) is not None and stage.waits_for_nobody(),
+    stage.until(lambda: absence(stage.records(), UNWORKED, unworked) is not None
+                and stage.asleep and owes(stage.records(), SLOW),
                 f"{NAMES[UNWORKED]} has answered again, and {NAMES[SLOW]} owes an answer")
     count, after = stage.kill(NAMES[KILLED]), len(stage.records())
     token = standing(stage, KILLED)
     control = control_of(stage, KILLED, token)
     stage.say(f"[red]kill -9[/red] of all {count} processes of {NAMES[KILLED]}; on its disk: its state of round "
               f"{token[0] + 1}, a control of norm {control:.3f}")
-    stage.until(lambda: len(stage.records()) >= after + 2, f"{NAMES[KILLED]} has missed two rounds")
+    stage.until(lambda: len(stage.records()) > after, f"{NAMES[KILLED]} has missed a round")
     stage.start_node(NAMES[KILLED])
     stage.say(f"[green]{NAMES[KILLED]} is started again[/green], with the same command")
     stage.until(lambda: absence(stage.records(), KILLED, after) is not None, f"{NAMES[KILLED]} has answered again")

@@ -65,6 +65,17 @@ def absence(records: Sequence[Record], client: int, killed_after: int) -> Absenc
     return Absence(before[-1], after[0]) if before and after else None
 
 
+def owes(records: Sequence[Record], client: int) -> bool:
+    """Whether a client was asked, and neither answered nor came late so far: it is not asked again before it does."""
+    owing = False
+    for _, ask in _asks(records):
+        if client in ask.get("late_clients", []):
+            owing = False
+        if client in ask["asked_clients"]:
+            owing = client not in ask["clients"]
+    return owing
+
+
 def reasons(records: Sequence[Record], name: str) -> list[tuple[int, str]]:
     """The refusals of a node: the round and the reason."""
     return [(number, refusal["reason"]) for number, ask in _asks(records) for refusal in ask["refused"]

@@ -27,7 +27,7 @@ OK, WARNING, WRONG = "ok", "warning", "wrong"
 INSTALL = 'pip install "fedsaddle[flower]"'
 STARTED = "`fedsaddle server --keys`"
 VERSIONS = {  # at least, below
-    "fedsaddle": ("0", ""), "torch": ("2.11", ""), "flwr": ("1.39", "1.42"), "cryptography": ("42", ""),
+    "fedsaddle": ("0", ""), "torch": ("2.11", ""), "flwr": ("1.41", "1.42"), "cryptography": ("42", ""),
     "typer": ("0.12", "0.21"), "rich": ("13", "15"),
 }
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",  # our commands set them for what they start

@@ -175,8 +175,9 @@ class Node:
         for folder in (keys, keys / "nodes" / self.name):
             if (folder / "key").exists() and (folder / "ca.crt").exists():
                 return folder
-        raise SettingError(f"--keys {str(keys)!r}: holds no key and ca.crt for node {self.name!r}; copy "
-                           f"nodes/{self.name} from the folder that `fedsaddle keys` wrote")
+        raise SettingError(f"--keys {str(keys)!r}: holds no key and ca.crt for node {self.name!r}; make the key with "
+                           f"`fedsaddle keys DIR --own {self.name}`, send its key.pub to the server, and put the server's "
+                           "ca.crt beside it")
 
 
 def _one_of(keys: Path | None, insecure: bool, remedy: str) -> None:
