@@ -15,7 +15,7 @@ from fedsaddle import testing
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.assemble import assemble, deal, job_from_settings
 from fedsaddle.config import Run, settle
-from fedsaddle.contracts import Rows, SettingError
+from fedsaddle.contracts import NobodyAnswered, Rows, SettingError
 from fedsaddle.engine.training import rounds
 from fedsaddle.participation import Participation
 from fedsaddle.participation.responses import DropOuts, FirstResponders
@@ -26,7 +26,7 @@ from fedsaddle.runs import carry_out
 from fedsaddle.serving import members_of, posed, replayed, site_job
 from fedsaddle.sites import roster
 from fedsaddle.sites.admission import Admission
-from fedsaddle.sites.asking import waiting
+from fedsaddle.sites.asking import SitesFailed, waiting
 from fedsaddle.sites.local import LocalWire, arrives
 from fedsaddle.sites.parcels import unpacked
 from fedsaddle.sites.policy import Policy
@@ -204,3 +204,29 @@ def test_the_table_of_nodes_shows_what_an_operator_looks_for():
     for word in ("round 12 of 100", "3 of 4 answered, 1 late", "clinic-a", "3 s ago", "4.2 s", "12.3 MB", "999 B",
                  "set aside", "never", "field 'z.x' is [/not] finite"):
         assert word in text, word
+
+
+def test_a_site_counts_rounds_for_itself(tmp_path):
+    """A server that calls every round the first one is not asked for ever."""
+    job = across(testing.trial("fedavg", asked=10), testing.auc_case(), tmp_path, policy=Policy(max_rounds=3), rounds=6)
+    federation, server, answered = job.federation, job.progress.server, []
+    for _ in range(6):
+        federation.begin(0)
+        try:
+            server = job.algorithm.round(server, federation)
+            answered.append(federation.asks[-1].traffic.answered)
+        except NobodyAnswered:
+            answered.append(0)
+    assert answered == [10, 10, 10, 0, 0, 0]
+    honest = finished(across(testing.trial("cdma-one", asked=10), testing.auc_case(), tmp_path / "honest",
+                             policy=Policy(max_rounds=3), rounds=5))
+    assert [record["answered"] for _, record in honest] == [20, 20, 20, 0, 0], "two asks of a round are one round"
+
+
+def test_a_run_without_a_node_to_ask_ends_in_words(tmp_path):
+    def fate(parcel, answer):
+        return arrives(parcel, answer if header_of(parcel)["round"] < 0 else b"junk")
+
+    job = across(testing.trial("fedavg"), testing.auc_case(), tmp_path, fate=fate, admission=Admission(strikes=1))
+    with pytest.raises(SitesFailed, match="every node has been set aside"):
+        finished(job)

@@ -24,6 +24,7 @@ from fedsaddle.participation.responses import Deadline, Everyone, FirstResponder
 from fedsaddle.participation.selection import Population, Selection
 from fedsaddle.sites.admission import Expected, expected_of
 from fedsaddle.sites.forms import form_of, leaves_of
+from fedsaddle.sites.parcels import Unreadable, unpacked
 from fedsaddle.sites.roster import Patience
 
 
@@ -104,6 +105,34 @@ class Trials:
             reply = map_leaves(lambda leaf: leaf[0], engine.run(trial).each)
             self.known[key] = Trial(form_of(message_of(ask, 0)), reply, expected_of(ask.work, reply))
         return self.known[key]
+
+
+class Opened(NamedTuple):
+    """An answer as it was read."""
+
+    reason: str  # why it is refused; "" where it is not
+    bad: bool  # whether that is the node's doing
+    reply: dict[str, Tensor]  # leaf by leaf
+    seconds: float = 0.0  # of work, as the node says
+
+
+def opened(content: bytes, limit: int, mine: dict[str, Any], rows: int) -> Opened:
+    """An answer to the ask of which `mine` tells run, session, number, round, ask and client. rows: of the node."""
+    try:
+        header, reply = unpacked(content, limit)
+    except Unreadable as error:
+        return Opened(f"the reply cannot be read: {error}", True, {})
+    if header.get("kind") in ("error", "refused"):
+        return Opened(printable(str(header.get("reason", ""))) or "an error without a reason", False, {})
+    if header.get("kind") != "reply":
+        return Opened("it is no reply", True, {})
+    for field, value in mine.items():
+        if header.get(field) != value:
+            return Opened(f"it belongs to another {field}", True, {})
+    claimed, seconds = header.get("rows"), header.get("seconds")
+    if not isinstance(claimed, int) or isinstance(claimed, bool) or claimed != rows:
+        return Opened(f"it claims {str(claimed)[:20]} rows, where the node has {rows}", True, {})
+    return Opened("", False, reply, seconds if isinstance(seconds, float) and 0 <= seconds < 1e9 else 0.0)
 
 
 def printable(text: str) -> str:

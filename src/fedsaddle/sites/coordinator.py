@@ -25,7 +25,7 @@ from fedsaddle.sites import asking, works
 from fedsaddle.sites.admission import Admission, Expected, Gate
 from fedsaddle.sites.asking import Among, Identity, Open, SitesFailed, Trials, combined, message_of, waiting
 from fedsaddle.sites.forms import leaves_of
-from fedsaddle.sites.parcels import Unreadable, packed, unpacked
+from fedsaddle.sites.parcels import packed
 from fedsaddle.sites.roster import Member, Patience, Watched
 from fedsaddle.sites.standing import Standing
 from fedsaddle.sites.store import Token
@@ -100,8 +100,12 @@ class Coordinator:
     def among(self, select: Selection, round: int, number: int) -> Selection:
         self._late(self.wire.receive(0.0))  # whoever answered a moment too late is free again
         present = self.present()
+        left = [watched for watched in self.watched if watched.strikes < self.admission.strikes]
+        if not left:
+            raise SitesFailed("every node has been set aside for bad replies; look at the reasons in the records, and "
+                              "start the server again once they are mended")
         until = time.monotonic() + self.deadline
-        while len(present) < min(self.patience.at_least, len(self.members)) and time.monotonic() < until:
+        while len(present) < min(self.patience.at_least, len(left)) and time.monotonic() < until:
             self._late(self.wire.receive(TURN))
             present = self.present()
         if len(present) < len(self.members):
@@ -207,6 +211,10 @@ class Coordinator:
         while waiting_for and len(good) < wanted and time.monotonic() < until:
             arrived = self.wire.receive(min(TURN, max(0.0, until - time.monotonic())))
             for at, delivery in enumerate(arrived):
+                one = self.open_asks.get(delivery.ticket)
+                if one and delivery.node != self.members[one.client].node:  # whoever was asked may still answer
+                    refused.append(self._foreign(delivery))
+                    continue
                 if delivery.ticket not in waiting_for:
                     self._late([delivery])
                     continue
@@ -236,9 +244,7 @@ class Coordinator:
         reply: dict[str, Tensor] = {}
         bad = True  # whether it is the node's doing
         if delivery.error:
-            reason, bad = delivery.error, False
-        elif delivery.node != member.node:
-            reason = "it comes from another node"
+            reason, bad = asking.printable(delivery.error), False
         else:
             reason, reply, bad = self._examined(delivery.content, ask, name, expected, member, number, one.client)
         if reason:
@@ -254,28 +260,28 @@ class Coordinator:
         watched.state = "free"
         return reply, reason
 
+    def _foreign(self, delivery: Delivery) -> dict[str, str]:
+        """An answer from a node that was not asked: a strike for whoever sent it, and nothing else."""
+        sender, reason = self.client_of.get(delivery.node), "it answered what another node was asked"
+        if sender is not None:
+            self.watched[sender].refused += 1
+            self.watched[sender].strikes += 1
+            self.watched[sender].last_reason = reason
+        name = self.members[sender].name if sender is not None else asking.printable(delivery.node)
+        self.say(f"{name}: {reason}")
+        return {"node": name, "reason": reason}
+
     def _examined(
         self, content: bytes, ask: Ask, name: str, expected: Expected, member: Member, number: int, client: int,
     ) -> tuple[str, dict[str, Tensor], bool]:
-        try:
-            header, reply = unpacked(content, self.admission.mib << 20)
-        except Unreadable as error:
-            return f"the reply cannot be read: {error}", {}, True
-        if header.get("kind") in ("error", "refused"):
-            return asking.printable(str(header.get("reason", ""))) or "an error without a reason", {}, False
-        if header.get("kind") != "reply":
-            return "it is no reply", {}, True
+        """Why it is refused, the reply, and whether it is the node's doing."""
         mine = {"run": self.identity.run, "session": f"{self.session:x}", "number": number, "round": ask.address[1],
                 "ask": ask.address[2], "client": client}
-        for field, value in mine.items():
-            if header.get(field) != value:
-                return f"it belongs to another {field}", {}, True
-        rows = header.get("rows")
-        if not isinstance(rows, int) or isinstance(rows, bool) or rows != member.rows:
-            return f"it claims {str(rows)[:20]} rows, where the node has {member.rows}", {}, True
-        seconds = header.get("seconds")
-        self.watched[client].work = seconds if isinstance(seconds, float) and 0 <= seconds < 1e9 else 0.0
-        return self.gate.examine(name, reply, expected, member.rows), reply, True
+        found = asking.opened(content, self.admission.mib << 20, mine, member.rows)
+        self.watched[client].work = found.seconds
+        if found.reason:
+            return found.reason, {}, found.bad
+        return self.gate.examine(name, found.reply, expected, member.rows), found.reply, True
 
     def _late(self, deliveries: Sequence[Delivery]) -> None:
         """Answers that nobody waits for any more: their nodes are free again."""
@@ -285,8 +291,8 @@ class Coordinator:
                 watched = self.watched[one.client]
                 watched.heard(time.monotonic() - one.sent, len(delivery.content))
                 if delivery.error:
-                    watched.last_reason = delivery.error
-                    self.say(f"{watched.name}: {delivery.error}")
+                    watched.last_reason = asking.printable(delivery.error)
+                    self.say(f"{watched.name}: {watched.last_reason}")
                 else:
                     watched.late += 1
                     self.came_late.append(one.client)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from fedsaddle.sites.site import Site
 from fedsaddle.sites.wire import Delivery, Parcel
 
+PAUSE = 0.01  # seconds
 Fate = Callable[[Parcel, bytes], Delivery | None]  # what becomes of an answer; None: it is lost
 
 
@@ -31,6 +33,8 @@ class LocalWire:
 
     def receive(self, seconds: float) -> list[Delivery]:
         found, self.queue = self.queue, []
+        if not found:
+            time.sleep(min(seconds, PAUSE))
         return found
 
     def give_up(self, tickets: Sequence[str]) -> None:

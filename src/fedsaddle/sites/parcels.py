@@ -2,7 +2,8 @@
 
 Eight bytes of magic and version, the header's length and the header in JSON, then the leaves in the safetensors format.
 Whoever reads knows the form of the tree that it expects, and nothing is built from what the bytes call themselves.
-Lengths are checked before anything is read, so a parcel costs its reader no more memory than its own size, twice.
+Lengths are checked before anything is read, so tensors cost their reader no more memory than the parcel's own size,
+twice, and a header at most some dozen megabytes.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def permit(policy: Policy, algorithm: str, problem: str, model: str | None, roun
         if name is not None and name not in (allowed or known):
             raise Refused(f"the site's policy does not allow {kind} {name[:60]!r}")
     if policy.max_rounds is not None and round >= policy.max_rounds:
-        raise Refused(f"the site's policy ends a run after {policy.max_rounds} rounds")
+        raise Refused(over(policy))
     entry = ALGORITHMS.get(algorithm)
     if entry and entry.scores and not policy.raw_scores:
         raise Refused(f"the site's policy keeps scores of single rows at the site, which {algorithm} needs")
@@ -66,6 +66,10 @@ def permit(policy: Policy, algorithm: str, problem: str, model: str | None, roun
         raise Refused(f"the site's policy keeps its losses at the site, which {algorithm} needs")
     if noise < policy.min_noise:
         raise Refused(f"the site's policy wants noise of at least {policy.min_noise:g}; the run adds {noise:g}")
+
+
+def over(policy: Policy) -> str:
+    return f"the site's policy ends a run after {policy.max_rounds} rounds"
 
 
 def enough_rows(policy: Policy, targets: Tensor) -> None:

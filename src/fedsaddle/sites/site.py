@@ -27,10 +27,11 @@ from fedsaddle.maths.trees import leaves, map_leaves, named_leaves
 from fedsaddle.sites import works
 from fedsaddle.sites.forms import built
 from fedsaddle.sites.parcels import Unreadable, packed, unpacked
-from fedsaddle.sites.policy import Policy, Refused, enough_rows, noise_of, permit
+from fedsaddle.sites.policy import Policy, Refused, enough_rows, noise_of, over, permit
 from fedsaddle.sites.store import Store, Token
 
 LIMIT = 4 << 30  # bytes of an ask
+MINIBATCHES = 100_000  # of an ask
 CLIENTS = 10**6  # of a run across sites, at most: a number costs memory
 LONGEST = 64  # characters of a name that an answer repeats
 log = logging.getLogger(__name__)
@@ -107,6 +108,9 @@ class Site:
         client = int(header["client"])
         if not 0 <= client < CLIENTS:
             raise Refused("the ask names a client that there cannot be")
+        counted = self.store.counted(str(header["run"]), round, int(header["ask"]), header["work"] in works.SHARED)
+        if self.policy.max_rounds is not None and counted > self.policy.max_rounds:
+            raise Refused(over(self.policy))  # whatever number the server gives to a round
         run = self._ready(header)
         work = works.found(str(header["work"]), run.posed.algorithm, run.posed.problem)
         if work is None:
@@ -170,6 +174,8 @@ def numbered_as(clients: Clients, number: int) -> Clients:
 
 def _ask(work: Any, message: Any, header: dict[str, Any], client: int) -> Ask:
     minibatches, full, inputs = header["draw"]
+    if not 0 <= int(minibatches) <= MINIBATCHES:
+        raise Refused(f"the ask wants more than {MINIBATCHES} minibatches")
     one = torch.ones(1, dtype=torch.float64)
     seed, round, number = (int(part) for part in header["address"])
     return Ask(work, message, (), ("*",), (), torch.tensor([client]), one, one,

@@ -45,6 +45,22 @@ class Store:
         _write(self.file, json.dumps(self.sessions).encode())
         return True
 
+    def counted(self, run: str, round: int, ask: int, shared: bool) -> int:
+        """Rounds of a run that were answered here, this one included, by our own count: an ask that does not come after
+        the last one is a new round, too. shared: a question beside the training, which does not count."""
+        path = self._path(run, Token()).parent / "rounds.json"
+        try:
+            last, count = json.loads(path.read_text())
+        except (OSError, ValueError):
+            last, count = [-2, 0], 0
+        if shared:
+            return int(count)
+        if round > last[0] or [round, ask] <= last:
+            count += 1
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _write(path, json.dumps([[round, ask], count]).encode())
+        return int(count)
+
     def read(self, run: str, token: Token) -> dict[str, Tensor] | None:
         """The state, or None where there is none of this name."""
         path = self._path(run, token)

@@ -176,8 +176,8 @@ class Node:
             if (folder / "key").exists() and (folder / "ca.crt").exists():
                 return folder
         raise SettingError(f"--keys {str(keys)!r}: holds no key and ca.crt for node {self.name!r}; make the key with "
-                           f"`fedsaddle keys DIR --own {self.name}`, send its key.pub to the server, and put the server's "
-                           "ca.crt beside it")
+                           f"`fedsaddle keys DIR --own {self.name}`, send its key.pub to the server, and put the "
+                           "server's ca.crt beside it")
 
 
 def _one_of(keys: Path | None, insecure: bool, remedy: str) -> None:
