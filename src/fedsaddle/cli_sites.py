@@ -62,8 +62,13 @@ def add_to(app: typer.Typer, show_end: Callable[[Settings, dict[str, RunFolder]]
         target = RunFolder(folder or Path("runs") / f"{path.stem}-sites")
         begin(target, settings)
         _warn(insecure)
-        with Server(target.path / "flower", keys, host, port, join, insecure, say) as transport:
-            conduct(settings, target, transport.wire, transport.again)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C: what was started is ended
+        try:
+            with Server(target.path / "flower", keys, host, port, join, insecure, say) as transport:
+                conduct(settings, target, transport.wire, transport.again)
+        except KeyboardInterrupt:
+            say("stopped; the same command goes on after the last round")
+            raise typer.Exit(130) from None
         show_end(settings, folders_of(settings, target))
 
     @app.command()
