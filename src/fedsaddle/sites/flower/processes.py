@@ -33,6 +33,7 @@ from fedsaddle.sites.flower.running import (
 )
 
 LOOK = 0.1
+FREED = 5.0  # seconds in which a port is given up by whoever was ended
 TAKEN = "already in use"
 NAME = "coordinator"  # of the connection in Flower's own configuration file
 
@@ -65,11 +66,7 @@ class SuperLink:
                  insecure: bool = False, database: Path | None = None, seconds: float = 60.0) -> None:
         _secure("certificates", certificates is not None, insecure)
         end_left_behind(folder, "superlink")  # it would hold the port
-        try:
-            self.port = free_port(host, port)
-        except OSError as error:  # else another SuperLink there would look like this one
-            raise SettingError(f"host = {host!r}, port = {port}: cannot be listened at ({error.strerror}); choose "
-                               "another port, or end what listens there") from None
+        self.port = _freed(host, port)
         local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         self.connection = Connection(f"{local}:{self.port}", certificates.root if certificates else None, folder)
         command = [Path(sys.executable).name, "-m", "fedsaddle.sites.flower.gate", "--host", host,
@@ -106,6 +103,19 @@ class SuperLink:
         if not answers(self.connection, MARK):
             raise FlowerFailed("superlink: this version of Flower starts without our gate, so anybody who reaches the "
                                "port could run code at the sites; install Flower 1.41, which was tried")
+
+
+def _freed(host: str, port: int) -> int:
+    """The port, once nobody listens there: one that was ended a moment ago may still hold it."""
+    until = time.monotonic() + FREED
+    while True:
+        try:
+            return free_port(host, port)
+        except OSError as error:  # else another SuperLink there would look like this one
+            if time.monotonic() > until:
+                raise SettingError(f"host = {host!r}, port = {port}: cannot be listened at ({error.strerror}); choose "
+                                   "another port, or end what listens there") from None
+            time.sleep(LOOK)
 
 
 class SuperNode:
