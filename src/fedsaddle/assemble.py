@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,7 @@ from fedsaddle.data.partitions import PARTITIONS
 from fedsaddle.data.sources import SOURCES
 from fedsaddle.engine import checkpoint
 from fedsaddle.engine.classifier import usual_path
+from fedsaddle.engine.devices import placed
 from fedsaddle.engine.evaluation import further
 from fedsaddle.engine.federation import PREPARATION, Answering, EngineFederation
 from fedsaddle.engine.ranks import from_environment
@@ -84,7 +84,7 @@ def assemble(
     device, dtype = device_of(run), getattr(torch, run.dtype)
     if device.type == "cuda":
         torch.set_float32_matmul_precision(run.matmul)
-    problem = _placed(problem, device)
+    problem = placed(problem, device)
     if getattr(problem, "strata", ()):
         clients = clients.stratified(problem.strata)  # type: ignore[attr-defined]
     clients = clients.to(device, dtype)
@@ -191,15 +191,6 @@ def device_of(run: Run) -> torch.device:
 
 def _instance(registry: dict[str, Any], entry: Named) -> Any:
     return lookup(registry, entry.name, "settings")(**entry.settings)
-
-
-def _placed(problem: Problem, device: torch.device) -> Problem:
-    """The problem with its modules' buffers on the device; a user's own module is left where it was."""
-    if device.type == "cpu" or not dataclasses.is_dataclass(problem):
-        return problem
-    nets = {f.name: copy.deepcopy(net).to(device) for f in dataclasses.fields(problem)
-            if isinstance(net := getattr(problem, f.name), nn.Module)}
-    return dataclasses.replace(problem, **nets) if nets else problem
 
 
 def placed_rows(rows: Rows, device: torch.device, dtype: torch.dtype) -> Rows:

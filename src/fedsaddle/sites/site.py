@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedsaddle.contracts import Algorithm, Draw, Problem
 from fedsaddle.data.clients import Clients, Run
+from fedsaddle.engine.devices import placed
 from fedsaddle.engine.federation import Ask
 from fedsaddle.engine.simulation import Simulation
 from fedsaddle.maths.trees import leaves, map_leaves, named_leaves
@@ -155,6 +156,7 @@ class Site:
             if strata:
                 clients = clients.stratified(strata)
             numbered = numbered_as(clients.to(self.device, posed.dtype), int(header["client"]))
+            posed = posed._replace(problem=placed(posed.problem, torch.device(self.device)))
             engine = Simulation(posed.problem, numbered, posed.batch_size, posed.dtype, None, posed.execution)
             z = type(posed.problem.first())(*(part.detach().to(self.device, posed.dtype)
                                               for part in posed.problem.first()))
