@@ -6,6 +6,7 @@ computed by every process alike. The processes are local workers (see `crew`) or
 
 from __future__ import annotations
 
+import atexit
 import os
 from typing import Any
 
@@ -88,6 +89,12 @@ class Ranks:
                               "with `fedsaddle resume`, or set run.workers = 1") from error
 
 
+def _leave() -> None:
+    """End the group's threads while there still is an interpreter: else ending the process may abort it."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def from_environment(device: torch.device) -> Ranks:
     """The group that `torchrun` has started, if it has."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -95,4 +102,5 @@ def from_environment(device: torch.device) -> Ranks:
         return Ranks()
     if not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        atexit.register(_leave)
     return Ranks(dist.get_rank(), size, device)

@@ -33,6 +33,7 @@ from fedsaddle.sites.flower.running import (
 )
 
 LOOK = 0.1
+GAVE_UP = "Giving up reconnection"  # in the SuperNode's log
 FREED = 5.0  # seconds in which a port is given up by whoever was ended
 TAKEN = "already in use"
 NAME = "coordinator"  # of the connection in Flower's own configuration file
@@ -158,9 +159,14 @@ class SuperNode:
     def alive(self) -> bool:
         return all(program.alive() for program in self._programs())
 
+    def gave_up(self) -> bool:
+        """Whether it no longer tries to connect, though its process is there: so it is where TLS is not answered."""
+        return GAVE_UP in self.program.said()
+
     def failure(self) -> FlowerFailed:
-        """Why it is not alive."""
-        return next(program for program in self._programs() if not program.alive()).failure("ended")
+        """Why it is not alive, or why it gave up."""
+        ended = [program for program in self._programs() if not program.alive()]
+        return ended[0].failure("ended") if ended else self.program.failure("gave up")
 
     def stop(self, seconds: float = 10.0) -> None:
         for program in self._programs():

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from fedsaddle.sites.flower.courier_site import carry
 
 LOOK = 0.1
 TRIES = 3
+STUCK = 120.0  # seconds to take over a message that has arrived
 READY = "resident courier"  # written once it can take messages
 
 
@@ -77,14 +79,20 @@ def handle(address: str, token: str) -> None:
     supernode = reach(address, RuntimeTokenHttpInterceptor(token))
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(supernode))
     heartbeat.start()
+    # What a server that died did not finish sending, Flower waits for for hours: rather end, and be started again.
+    stuck = threading.Timer(STUCK, os._exit, (3,))
+    stuck.daemon = True
+    stuck.start()
     try:
         message, context, _, _ = pull_task_input(supernode)
+        stuck.cancel()
         push_message(supernode, carry(message, context), context)
         push_task_output(supernode, context, SubStatus.COMPLETED, "")
     except Exception as error:
         print(f"a message was lost between the courier and its SuperNode: {type(error).__name__}", flush=True)
         push_task_output(supernode, None, SubStatus.FAILED, "")  # reports its own failure
     finally:
+        stuck.cancel()
         heartbeat.stop()
         supernode.close()
 

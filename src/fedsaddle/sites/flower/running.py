@@ -38,6 +38,7 @@ REASONS = {  # what Flower's logs say, and what it means
     "[code: 2001]": "the SuperLink wants a key, and none was given",
     "certificate has expired": "the SuperLink's certificate has expired",
     "certificate is not yet valid": "the SuperLink's certificate is not valid yet, or this machine's clock is wrong",
+    "WRONG_VERSION_NUMBER": "what answers there speaks no TLS",
     "mismatch, certificate": "the SuperLink's certificate is for another host name",
     "certificate verify failed": "the SuperLink's certificate is not from the authority whose certificate was given",
     "Invalid SuperNode authentication": "the SuperLink refuses the signature: this machine's clock may be wrong",

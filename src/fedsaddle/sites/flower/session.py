@@ -23,6 +23,7 @@ from fedsaddle.sites.keys import expiry
 from fedsaddle.sites.wire import WireLost
 
 WAIT, TRIES = 60.0, 5
+LOOK = 10.0  # seconds between two looks into its log
 PAUSE = 3.0  # seconds before a node that was refused or lost tries again
 MOST_SAID = 50  # different refusals
 LIMIT = 4 << 30  # bytes of an ask at a node
@@ -139,6 +140,7 @@ class Node:
         self.keys = self._own(keys)
         self.node: SuperNode | None = None
         self.next = 0.0  # not before that
+        self.looked = 0.0  # when its log was last read
         _one_of(keys, insecure, "give the folder with key and ca.crt that the server's side made")
 
     def __enter__(self) -> Node:
@@ -151,10 +153,11 @@ class Node:
 
     def watch(self, say: Say) -> None:
         """Start it where it does not run."""
-        if self.node is not None and self.node.alive():
+        if self.node is not None and self.node.alive() and not self._gave_up(self.node):
             return
         if self.node is not None:
             say(f"the connection ended: {self.node.failure()}")
+            self.node.stop()  # one of its two processes may still run
             self.node, self.next = None, time.monotonic() + PAUSE
         if time.monotonic() < self.next:
             return
@@ -167,6 +170,13 @@ class Node:
         except FlowerFailed as failure:
             say(f"not connected: {failure}; trying again")
             self.next = time.monotonic() + PAUSE
+
+    def _gave_up(self, node: SuperNode) -> bool:
+        """Looked up now and then: it is read from a log."""
+        if time.monotonic() < self.looked + LOOK:
+            return False
+        self.looked = time.monotonic()
+        return node.gave_up()
 
     def _own(self, keys: Path | None) -> Path | None:
         """The node's part of a folder of keys: what was copied to it, or the whole on one machine."""
