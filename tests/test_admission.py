@@ -260,7 +260,7 @@ def test_a_bad_reply_is_as_if_it_were_lost(method, kind, tmp_path):
     refused = refusals(got)
     assert [one["node"] for _, one in refused] == ["site 1"] * STRIKES
     assert all(words in one["reason"] and len(one["reason"]) < 200 for _, one in refused), refused
-    assert talk == [*(f"round {round - 1}: site 1: {one['reason']}" for round, one in refused),
+    assert talk == [*(f"round {round}: site 1: {one['reason']}" for round, one in refused),
                     f"site 1 is set aside after {STRIKES} bad replies in a row"]
     assert asked_of(got) == [True] * STRIKES + [False] * (SHORT - STRIKES)
     assert not any(record["skipped"] for _, record in got)
@@ -539,7 +539,7 @@ RULES = {
     "problem": (Policy(problems=("quadratic",)), "does not allow problem 'auc'"),
     "max_rounds": (Policy(max_rounds=2), "ends a run after 2 rounds"),
     "min_per_class": (Policy(min_per_class=5), "fewer than 5 rows of a class"),
-    "min_noise": (Policy(min_noise=0.5), "wants noise of at least 0.5; the run adds 0"),
+    "min_noise": (Policy(min_noise=0.5), "wants noise of at least 0.5, and the run adds none"),
 }
 
 

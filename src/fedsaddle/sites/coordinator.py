@@ -251,7 +251,8 @@ class Coordinator:
             watched.refused += 1
             watched.strikes += bad
             watched.last_reason = reason
-            self.say(f"round {ask.address[1]}: {member.name}: {reason}")
+            when = "before the first round" if ask.address[1] == PREPARATION else f"round {ask.address[1] + 1}"
+            self.say(f"{when}: {member.name}: {reason}")
             if bad and watched.strikes == self.admission.strikes:
                 self.say(f"{member.name} is set aside after {watched.strikes} bad replies in a row")
         else:

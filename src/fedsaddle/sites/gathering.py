@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from fedsaddle.sites.roster import BadHello, Member, introduced
 from fedsaddle.sites.wire import Parcel, Wire
 
 AGAIN = 30.0  # seconds after which a silent node is asked once more
+OWN = importlib.metadata.version("fedsaddle")
 TURN = 0.5  # seconds that are waited at once
 LARGEST = 1 << 20  # bytes of an introduction
 
@@ -31,10 +33,14 @@ def gathered(wire: Wire, wanted: int, names: Sequence[str], seconds: float, say:
             try:
                 if delivery.error:
                     raise BadHello(delivery.error)
-                member = introduced(unpacked(delivery.content, LARGEST).header, delivery.node)
+                header = unpacked(delivery.content, LARGEST).header
+                member = introduced(header, delivery.node)
             except (BadHello, Unreadable) as error:
                 say(f"node {delivery.node} did not introduce itself: {error}")
                 continue
             found[delivery.node] = member
+            version = str(header.get("version"))[:20]
+            if version != OWN:
+                say(f"{member.name} has fedsaddle {version}, this server {OWN}: install the same at all sites")
             say(f"{member.name} is there: {member.rows:,} rows")
     return list(found.values())

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,7 +48,7 @@ def read_policy(path: Path | None) -> Policy:
     return Policy(**validated(Policy, table, "policy"))
 
 
-def permit(policy: Policy, algorithm: str, problem: str, model: str | None, round: int, noise: float) -> None:
+def permit(policy: Policy, algorithm: str, problem: str, model: str | None, round: int) -> None:
     """Refuse what the site does not want, before any code is looked up by these names. model: None: there is none."""
     for kind, name, allowed, known in (("algorithm", algorithm, policy.algorithms, ALGORITHMS),
                                        ("problem", problem, policy.problems, PROBLEMS),
@@ -64,8 +62,8 @@ def permit(policy: Policy, algorithm: str, problem: str, model: str | None, roun
         raise Refused(f"the site's policy keeps scores of single rows at the site, which {algorithm} needs")
     if entry and entry.scalars and not policy.client_losses:
         raise Refused(f"the site's policy keeps its losses at the site, which {algorithm} needs")
-    if noise < policy.min_noise:
-        raise Refused(f"the site's policy wants noise of at least {policy.min_noise:g}; the run adds {noise:g}")
+    if policy.min_noise > 0:  # what a server says of its noise proves nothing, and no method adds any at the site yet
+        raise Refused(f"the site's policy wants noise of at least {policy.min_noise:g}, and the run adds none")
 
 
 def over(policy: Policy) -> str:
@@ -78,10 +76,3 @@ def enough_rows(policy: Policy, targets: Tensor) -> None:
         smallest = int(torch.unique(targets, return_counts=True)[1].min())
         if smallest < policy.min_per_class or len(torch.unique(targets)) < 2:
             raise Refused(f"the site has fewer than {policy.min_per_class} rows of a class, the least its policy wants")
-
-
-def noise_of(settings: Mapping[str, Any]) -> float:
-    """The noise that a run's settings promise."""
-    found = settings.get("privacy", {})
-    noise = found.get("noise", 0.0) if isinstance(found, Mapping) else 0.0
-    return float(noise) if isinstance(noise, int | float) else 0.0

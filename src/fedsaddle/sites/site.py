@@ -28,7 +28,7 @@ from fedsaddle.maths.trees import leaves, map_leaves, named_leaves
 from fedsaddle.sites import works
 from fedsaddle.sites.forms import built
 from fedsaddle.sites.parcels import Unreadable, packed, unpacked
-from fedsaddle.sites.policy import Policy, Refused, enough_rows, noise_of, over, permit
+from fedsaddle.sites.policy import Policy, Refused, enough_rows, over, permit
 from fedsaddle.sites.store import Store, Token
 
 LIMIT = 4 << 30  # bytes of an ask
@@ -102,7 +102,7 @@ class Site:
         began = time.perf_counter()
         tables, label, round = tomllib.loads(header["settings"]), header["label"], int(header["round"])
         permit(self.policy, _name(tables, label), _of(tables, "problem", "auc"),
-               _of(tables, "model", "") if "model" in tables else None, round, noise_of(tables))
+               _of(tables, "model", "") if "model" in tables else None, round)
         enough_rows(self.policy, self.clients.targets)
         if not self.store.newer(str(header["session"]), int(header["number"])):
             raise Refused("the ask was answered before: it is a replay")

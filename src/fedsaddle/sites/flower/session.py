@@ -44,7 +44,7 @@ class Server:
 
     def __enter__(self) -> Server:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.wire = FlowerWire(short(self.folder / "wire"))
+        self.wire = FlowerWire(short(self.folder / "wire"), lambda: self.link is None or self.link.alive())
         try:
             self._start()
         except BaseException:

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from fedsaddle.sites.wire import Delivery, Parcel, WireLost
 
 EXPIRED = "expired"
 GRACE = 10.0  # seconds after which an answer that Flower should have called expired is expired without it
+LOOK = 1.0  # seconds between two looks whether the SuperLink lives
 PATIENCE = 180.0  # seconds for a courier to say who is there: it may be in the middle of sending
 LONGEST_PATH = 100  # a Unix socket's address has 108 bytes
 
@@ -33,7 +34,9 @@ class FlowerWire:
     The folder must be the coordinator's own: whoever can write there can be the courier.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, lives: Callable[[], bool] = lambda: True) -> None:
+        """lives: whether the SuperLink runs, where that can be seen: its courier notices late."""
+        self.lives = lives
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.path = folder.resolve() / "wire.sock"
         if len(os.fsencode(self.path)) > LONGEST_PATH:
@@ -65,8 +68,11 @@ class FlowerWire:
             courier = self._there()
             self._nodes = None
             self._write(courier, {"do": "nodes"})
-            if not self._changed.wait_for(lambda: self._nodes is not None or self._courier is not courier, PATIENCE):
-                raise WireLost("Flower's ServerApp does not answer")
+            until = time.monotonic() + PATIENCE
+            while not self._changed.wait_for(lambda: self._nodes is not None or self._courier is not courier, LOOK):
+                self._there()
+                if time.monotonic() > until:
+                    raise WireLost("Flower's ServerApp does not answer")
             if self._nodes is None:
                 raise WireLost("Flower's ServerApp ended while it was asked who is there")
             return self._nodes
@@ -100,7 +106,7 @@ class FlowerWire:
                 if now >= until:
                     return []
                 next_expiry = min((parcel.until for parcel in self._open.values()), default=until)
-                self._changed.wait(max(0.0, min(until, next_expiry) - now))
+                self._changed.wait(max(0.0, min(until, next_expiry, now + LOOK) - now))
 
     def give_up(self, tickets: Sequence[str]) -> None:
         """Nothing to do: Flower cannot take a message back, and its answer is delivered when it comes."""
@@ -122,6 +128,12 @@ class FlowerWire:
     def _there(self) -> socket.socket:
         if self._closed:
             raise WireLost("the wire was closed")
+        if not self.lives():
+            if self._courier is not None:  # it would ask the dead for minutes; it ends when its connection does
+                with contextlib.suppress(OSError):
+                    self._courier.shutdown(socket.SHUT_RDWR)
+                self._courier = None
+            raise WireLost("the SuperLink ended")
         if self._courier is None:
             raise WireLost("Flower's ServerApp is not there: the SuperLink ended, or the run was stopped")
         return self._courier
