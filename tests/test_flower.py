@@ -479,6 +479,16 @@ def test_strangers_are_refused(federation, tmp_path):
     assert ours(tmp_path) == []
 
 
+def test_a_node_whose_key_was_taken_away_is_shut_out(federation, tmp_path):
+    link, key = federation.link.connection, keys.node_key(federation.folder, "guest")
+    guest = processes.register_node(link, key.with_suffix(".pub"))
+    assert processes.shut_out(link, [federation.a.node, federation.b.node]) == [guest]
+    assert processes.shut_out(link, [federation.a.node, federation.b.node]) == []
+    with pytest.raises(running.FlowerFailed, match="refuses the key"):
+        processes.SuperNode(tmp_path / "guest", federation.link.address, {"worker": "w", "limit": 1},
+                            root=federation.folder / "ca.crt", private_key=key)
+
+
 def test_a_node_says_that_the_servers_certificate_has_expired(tmp_path):
     keys.make_authority(tmp_path, 2)
     keys.server_certificate(tmp_path, ["127.0.0.1"], 2)

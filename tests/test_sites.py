@@ -27,6 +27,7 @@ from fedsaddle.serving import members_of, posed, replayed, site_job
 from fedsaddle.sites import roster
 from fedsaddle.sites.admission import Admission
 from fedsaddle.sites.asking import SitesFailed, waiting
+from fedsaddle.sites.gathering import gathered
 from fedsaddle.sites.local import LocalWire, arrives
 from fedsaddle.sites.parcels import unpacked
 from fedsaddle.sites.policy import Policy
@@ -230,3 +231,15 @@ def test_a_run_without_a_node_to_ask_ends_in_words(tmp_path):
     job = across(testing.trial("fedavg"), testing.auc_case(), tmp_path, fate=fate, admission=Admission(strikes=1))
     with pytest.raises(SitesFailed, match="every node has been set aside"):
         finished(job)
+
+
+def test_a_node_may_not_take_the_name_of_another_key(tmp_path):
+    problem, clients = testing.auc_case()
+    first = across(testing.trial("fedavg"), (problem, clients), tmp_path)
+    sites = dict(list(first.federation.engine.wire.sites.items())[:3])
+    said = []
+    owners = {"n0": "site 0", "n1": "site 7", "n2": "site 2"}
+    found = gathered(LocalWire(sites), 3, (), 0.5, said.append, owners)
+    assert {member.name for member in found} == {"site 0", "site 2"}
+    assert any("calls itself 'site 1', but its key is that of 'site 7'" in line for line in said)
+    assert len(gathered(LocalWire(sites), 3, (), 5.0, said.append)) == 3

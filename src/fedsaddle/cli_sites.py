@@ -65,7 +65,7 @@ def add_to(app: typer.Typer, show_end: Callable[[Settings, dict[str, RunFolder]]
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C: what was started is ended
         try:
             with Server(target.path / "flower", keys, host, port, join, insecure, say) as transport:
-                conduct(settings, target, transport.wire, transport.again)
+                conduct(settings, target, transport.wire, transport.again, transport.owners)
         except KeyboardInterrupt:
             say("stopped; the same command goes on after the last round")
             raise typer.Exit(130) from None
@@ -176,9 +176,11 @@ def folders_of(settings: Settings, target: RunFolder) -> dict[str, RunFolder]:
     return {label: RunFolder(target.path / label) if label else target for label in settings.algorithms}
 
 
-def conduct(settings: Settings, target: RunFolder, wire: Wire, again: Callable[[], Wire]) -> None:
+def conduct(
+    settings: Settings, target: RunFolder, wire: Wire, again: Callable[[], Wire], owners: dict[str, str],
+) -> None:
     """Every method of the settings, one after the other; with a new wire where the old one is lost."""
-    members = serving.members_of(target, settings, wire, say)
+    members = serving.members_of(target, settings, wire, say, owners)
     for label, folder in folders_of(settings, target).items():
         folder.path.mkdir(parents=True, exist_ok=True)
         while not folder.complete:

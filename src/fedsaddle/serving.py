@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from fedsaddle.runs import Result, carry_out
 from fedsaddle.sites import roster
 from fedsaddle.sites.asking import Identity
 from fedsaddle.sites.coordinator import Coordinator, Say
-from fedsaddle.sites.gathering import gathered
+from fedsaddle.sites.gathering import NOBODY, gathered
 from fedsaddle.sites.roster import Member, Shape
 from fedsaddle.sites.site import Posed
 from fedsaddle.sites.wire import Wire
@@ -65,7 +65,9 @@ def posed(tables: dict[str, Any], label: str, classes: int, constants: dict[str,
     return Posed(algorithm, problem, run.batch_size, getattr(torch, run.dtype), run.execution, run.rounds)
 
 
-def members_of(folder: RunFolder, settings: Settings, wire: Wire, say: Say) -> list[Member]:
+def members_of(
+    folder: RunFolder, settings: Settings, wire: Wire, say: Say, owners: Mapping[str, str] = NOBODY,
+) -> list[Member]:
     """The nodes of a run, each with its number: as they were, or as they come."""
     if (folder.path / NODES).exists():
         return roster.load(folder.path / NODES)
@@ -76,7 +78,7 @@ def members_of(folder: RunFolder, settings: Settings, wire: Wire, say: Say) -> l
     need = len(patience.nodes) or wanted
     if not need:
         raise SettingError("data.clients: is missing; say how many nodes take part, or name them in sites.nodes")
-    came = gathered(wire, need, patience.nodes, patience.start_seconds, say)
+    came = gathered(wire, need, patience.nodes, patience.start_seconds, say, owners)
     found = roster.numbered(came, patience.nodes)
     if len(found) < need:
         raise SettingError(f"sites: {len(found)} of {need} nodes came within {patience.start_seconds:g} s "

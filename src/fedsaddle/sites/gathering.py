@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from fedsaddle.sites.parcels import Unreadable, packed, unpacked
 from fedsaddle.sites.roster import BadHello, Member, introduced
@@ -15,10 +16,15 @@ AGAIN = 30.0  # seconds after which a silent node is asked once more
 OWN = importlib.metadata.version("fedsaddle")
 TURN = 0.5  # seconds that are waited at once
 LARGEST = 1 << 20  # bytes of an introduction
+NOBODY: Mapping[str, str] = MappingProxyType({})
 
 
-def gathered(wire: Wire, wanted: int, names: Sequence[str], seconds: float, say: Callable[[str], None]) -> list[Member]:
-    """Wait until so many nodes (or all that are named) have introduced themselves."""
+def gathered(wire: Wire, wanted: int, names: Sequence[str], seconds: float, say: Callable[[str], None],
+             owners: Mapping[str, str] = NOBODY) -> list[Member]:
+    """Wait until so many nodes (or all that are named) have introduced themselves.
+
+    owners: the name that belongs to a node's identity, where keys say so: it may not call itself otherwise.
+    """
     session, until = random.SystemRandom().randrange(1 << 31), time.monotonic() + seconds
     found: dict[str, Member] = {}
     asked: dict[str, float] = {}
@@ -35,6 +41,8 @@ def gathered(wire: Wire, wanted: int, names: Sequence[str], seconds: float, say:
                     raise BadHello(delivery.error)
                 header = unpacked(delivery.content, LARGEST).header
                 member = introduced(header, delivery.node)
+                if owners.get(delivery.node, member.name) != member.name:
+                    raise BadHello(f"it calls itself {member.name!r}, but its key is that of {owners[delivery.node]!r}")
             except (BadHello, Unreadable) as error:
                 say(f"node {delivery.node} did not introduce itself: {error}")
                 continue

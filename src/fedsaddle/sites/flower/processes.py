@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -222,6 +222,18 @@ def register_node(connection: Connection, public_key: Path, name: str = "") -> s
     kept.parent.mkdir(exist_ok=True)
     kept.write_text(str(said["node-id"]))
     return str(said["node-id"])
+
+
+def shut_out(connection: Connection, keep: Collection[str]) -> list[str]:
+    """Unregister the nodes that were registered here before and are not to be kept. Their identities."""
+    gone = []
+    for kept in (connection.folder / "nodes").glob("*"):
+        node = kept.read_text()
+        if node not in keep:
+            _flwr(connection, "supernode", "unregister", node, NAME)
+            kept.unlink()
+            gone.append(node)
+    return gone
 
 
 def submit(connection: Connection, app: Path, wire: Path) -> Run:

@@ -16,7 +16,15 @@ from types import TracebackType
 
 from fedsaddle.contracts import SettingError
 from fedsaddle.sites.flower.app import write_app
-from fedsaddle.sites.flower.processes import Certificates, Connection, SuperLink, SuperNode, register_node, submit
+from fedsaddle.sites.flower.processes import (
+    Certificates,
+    Connection,
+    SuperLink,
+    SuperNode,
+    register_node,
+    shut_out,
+    submit,
+)
 from fedsaddle.sites.flower.running import REFUSED_BY_GATE, FlowerFailed
 from fedsaddle.sites.flower.wire import FlowerWire
 from fedsaddle.sites.keys import expiry
@@ -38,6 +46,7 @@ class Server:
         self.folder, self.keys, self.host, self.port, self.join = folder.resolve(), keys, host, port, join
         self.insecure, self.say = insecure, say
         self.link: SuperLink | None = None
+        self.owners: dict[str, str] = {}  # names of nodes, by the identities of their keys
         self.listener: threading.Thread | None = None
         self.ended = threading.Event()
         _one_of(keys, insecure, "make keys with `fedsaddle keys`")
@@ -128,7 +137,10 @@ class Server:
             raise SettingError(f"--keys {str(self.keys)!r}: holds no public key of a node (nodes/NAME/key.pub); make "
                                "them with `fedsaddle keys --node NAME`, or copy those that the sites sent")
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda key: register_node(connection, key, name=key.parent.name), found))
+            nodes = pool.map(lambda key: register_node(connection, key, name=key.parent.name), found)
+            self.owners = {node: key.parent.name for node, key in zip(nodes, found, strict=True)}
+        for node in shut_out(connection, self.owners) if self.keys else ():
+            self.say(f"node {node} is shut out: its public key is no longer among the server's")
 
 
 class Node:
