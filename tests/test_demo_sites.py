@@ -167,3 +167,9 @@ def test_a_site_that_lost_its_state_is_complained_about(findings):
 def test_a_replay_that_differs_is_complained_about(findings, text, word):
     (complaint,) = findings.complaints(RECORDS, NAMES, seen(findings), text)
     assert word in complaint
+
+
+def test_a_round_is_told_in_a_line(findings):
+    line = findings.told(RECORDS[1], NAMES)
+    assert "round  2: asked north east south; used north south; 4.0 s" in line and "worker is not there" in line
+    assert "until round 2, and again from round 5 on" in findings.answers_around(RECORDS, 2, 2)

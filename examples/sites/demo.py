@@ -23,7 +23,7 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
-from findings import Record, Seen, absence, closed_without, complaints, owes, reasons, table_of
+from findings import Record, Seen, absence, answers_around, closed_without, complaints, owes, reasons, table_of, told
 from rich.console import Console
 from rich.table import Table
 
@@ -143,7 +143,7 @@ class Stage:
         """Rounds that are new."""
         for record in self.records()[self.shown:]:
             self.shown += 1
-            self.say(told(record))
+            self.say(told(record, NAMES))
 
 
 def environment() -> dict[str, str]:
@@ -153,18 +153,6 @@ def environment() -> dict[str, str]:
 def signal_to(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-
-
-def told(record: Record) -> str:
-    asks = [f"asked {named(ask['asked_clients'])}; used {named(ask['clients'])}; {ask['virtual_seconds']:.1f} s"
-            + "".join(f"; [yellow]{one['node']}: {one['reason']}[/yellow]" for one in ask["refused"])
-            for ask in record["asks"]]
-    auc = record.get("measures", {}).get("test", {}).get("auc")
-    return f"round {record['round']:2}: {' | '.join(asks)}" + (f"  [green]test AUC {auc:.4f}[/green]" if auc else "")
-
-
-def named(clients: list[int]) -> str:
-    return " ".join(NAMES[client] for client in clients) or "nobody"
 
 
 def standing(stage: Stage, client: int) -> tuple[int, ...]:
@@ -249,11 +237,6 @@ def shown(stage: Stage, seen: Seen) -> None:
               f"It said: {stage.log(NAMES[UNWORKED])}")
     for number, reason in reasons(records, NAMES[UNWORKED]):
         out.print(f"round {number}: {reason}")
-
-
-def answers_around(records: list[Record], client: int, round: int) -> str:
-    away = absence(records, client, round)
-    return f"used until round {away.last}, and again from round {away.back} on" if away else "it never came back"
 
 
 def demonstration(folder: Path) -> list[str]:

@@ -82,6 +82,24 @@ def reasons(records: Sequence[Record], name: str) -> list[tuple[int, str]]:
             if refusal["node"] == name]
 
 
+def told(record: Record, names: Sequence[str]) -> str:
+    """A round in a line."""
+
+    def named(clients: Sequence[int]) -> str:
+        return " ".join(names[client] for client in clients) or "nobody"
+
+    asks = [f"asked {named(ask['asked_clients'])}; used {named(ask['clients'])}; {ask['virtual_seconds']:.1f} s"
+            + "".join(f"; [yellow]{one['node']}: {one['reason']}[/yellow]" for one in ask["refused"])
+            for ask in record["asks"]]
+    auc = record.get("measures", {}).get("test", {}).get("auc")
+    return f"round {record['round']:2}: {' | '.join(asks)}" + (f"  [green]test AUC {auc:.4f}[/green]" if auc else "")
+
+
+def answers_around(records: Sequence[Record], client: int, round: int) -> str:
+    away = absence(records, client, round)
+    return f"used until round {away.last}, and again from round {away.back} on" if away else "it never came back"
+
+
 def replay_numbers(text: str) -> tuple[float, float, float]:
     """The measure at the sites, the simulation's, and the difference of the solutions, from what `replay` prints."""
     found = re.search(r"\w+ (\d\.\d+)\W+\w+ (\d\.\d+)\W+(\d\.\d+e[+-]\d+)", text)
