@@ -479,6 +479,20 @@ def test_strangers_are_refused(federation, tmp_path):
     assert ours(tmp_path) == []
 
 
+def test_a_node_without_a_key_is_refused(federation, tmp_path):
+    """Our own commands start none, so this is Flower's."""
+    node = running.Program("supernode", [
+        "flower-supernode", "--superlink", federation.link.address, "--root-certificates",
+        str(federation.folder / "ca.crt"), "--host", "127.0.0.1", "--port", str(running.free_port())], tmp_path)
+    until = time.monotonic() + 60
+    while node.alive() and time.monotonic() < until:
+        time.sleep(0.2)
+    node.kill()
+    assert running.last_words(node.said()) == "the SuperLink wants a key, and none was given"
+    with pytest.raises(SettingError, match="--keys: is missing"):
+        session.Node(tmp_path, federation.link.address, None, "x", False, tmp_path / "w")
+
+
 def test_a_node_whose_key_was_taken_away_is_shut_out(federation, tmp_path):
     link, key = federation.link.connection, keys.node_key(federation.folder, "guest")
     guest = processes.register_node(link, key.with_suffix(".pub"))
