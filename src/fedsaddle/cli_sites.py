@@ -23,7 +23,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsaddle import recipes, serving
-from fedsaddle.config import Settings, read, settle, tables_of
+from fedsaddle.assemble import device_of
+from fedsaddle.config import Run, Settings, read, settle, tables_of, validated
 from fedsaddle.contracts import SettingError
 from fedsaddle.engine.training import Record
 from fedsaddle.report.folder import RunFolder
@@ -90,6 +91,7 @@ def add_to(app: typer.Typer, show_end: Callable[[Settings, dict[str, RunFolder]]
         from fedsaddle.sites.policy import read_policy  # noqa: PLC0415
 
         read_policy(policy), load_site(data, label)  # errors end here, not in a process that is started for ever
+        device = device_of(Run(**validated(Run, {"device": device}, "node"))).type
         home = state or Path(f"site-{name}")
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         _warn(insecure)
