@@ -89,9 +89,10 @@ def back_arrows(root):
 
 
 def strangers(root):
-    """Imports of flwr and nvflare outside sites/."""
-    return [f"{where(file, root)}:{line} imports {name}" for file in files(root) if room(file, root) != "sites"
-            for line, name in imported(file, root) if name.split(".")[0] in {"flwr", "nvflare"}]
+    """Imports of flwr and nvflare outside their adapters, sites/flower and sites/nvflare."""
+    adapters = {"flwr": "sites/flower/", "nvflare": "sites/nvflare/"}
+    return [f"{where(file, root)}:{line} imports {name}" for file in files(root) for line, name in imported(file, root)
+            if name.split(".")[0] in adapters and not where(file, root).startswith(adapters[name.split(".")[0]])]
 
 
 def unsafe(root):
@@ -196,7 +197,10 @@ def test_safe_code_is_let_through(tmp_path):
 
 
 def test_planted_strangers_are_caught(tmp_path):
-    plant(tmp_path, "sites/flower.py", "import flwr\nfrom nvflare.client import init")
+    plant(tmp_path, "sites/flower/wire.py", "import flwr")
+    plant(tmp_path, "sites/nvflare/wire.py", "from nvflare.client import init")
     assert strangers(tmp_path) == []
     plant(tmp_path, "engine/new.py", "from flwr.server import Grid")
     assert len(strangers(tmp_path)) == 1
+    plant(tmp_path, "sites/coordinator.py", "import flwr\nimport nvflare")
+    assert len(strangers(tmp_path)) == 3

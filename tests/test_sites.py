@@ -27,6 +27,7 @@ from fedsaddle.serving import members_of, posed, replayed, site_job
 from fedsaddle.sites import roster
 from fedsaddle.sites.admission import Admission
 from fedsaddle.sites.asking import SitesFailed, waiting
+from fedsaddle.sites.frames import socket_folder
 from fedsaddle.sites.gathering import gathered
 from fedsaddle.sites.local import LocalWire, arrives
 from fedsaddle.sites.parcels import unpacked
@@ -243,3 +244,17 @@ def test_a_node_may_not_take_the_name_of_another_key(tmp_path):
     assert {member.name for member in found} == {"site 0", "site 2"}
     assert any("calls itself 'site 1', but its key is that of 'site 7'" in line for line in said)
     assert len(gathered(LocalWire(sites), 3, (), 5.0, said.append)) == 3
+
+
+def test_a_folder_for_sockets_is_this_users_alone(tmp_path):
+    assert socket_folder(tmp_path / "short") == tmp_path / "short"
+    far = tmp_path / ("long" * 30)
+    elsewhere = socket_folder(far)
+    try:
+        assert elsewhere == socket_folder(far) and len(str(elsewhere)) < 80
+        assert elsewhere.stat().st_mode & 0o777 == 0o700
+        elsewhere.chmod(0o777)
+        with pytest.raises(PermissionError, match="others may write there"):
+            socket_folder(far)
+    finally:
+        elsewhere.rmdir()

@@ -191,7 +191,7 @@ def main() -> None:
     """Entry point: errors of the user's making are one clear text, without a traceback."""
     try:
         app()
-    except SettingError as error:
+    except (SettingError, PermissionError) as error:
         err.print(Text.assemble(("error: ", "red"), str(error)), soft_wrap=True)
         raise SystemExit(2) from None
     except (Diverged, PartnerLost, SitesFailed, TransportFailed, WireLost) as error:

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +31,7 @@ from fedsaddle.report.sites import nodes_table
 from fedsaddle.report.tables import last_measures
 from fedsaddle.runs import carry_out, threads
 from fedsaddle.sites.coordinator import Coordinator
+from fedsaddle.sites.frames import socket_folder
 from fedsaddle.sites.wire import Wire, WireLost
 
 out, err = Console(), Console(stderr=True)
@@ -232,16 +232,8 @@ def _warn(insecure: bool) -> None:
 
 
 def socket_of(state: Path) -> Path:
-    """The worker's socket: in the state folder, or where its path is too long, in a folder of the user's own."""
-    from fedsaddle.sites.worker import LONGEST  # noqa: PLC0415
-
-    path = state.resolve() / "run" / "worker.sock"
-    if len(str(path)) <= LONGEST:
-        return path
-    import hashlib  # noqa: PLC0415
-
-    short = hashlib.sha256(str(path).encode()).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"fedsaddle-{os.getuid()}-{short}" / "worker.sock"
+    """The worker's socket."""
+    return socket_folder(state / "run") / "worker.sock"
 
 
 @contextmanager

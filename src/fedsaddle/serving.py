@@ -36,7 +36,7 @@ from fedsaddle.engine.evaluation import of_all_clients
 from fedsaddle.engine.federation import EngineFederation
 from fedsaddle.participation import Participation
 from fedsaddle.participation.selection import Cyclic, Population
-from fedsaddle.report.folder import RunFolder
+from fedsaddle.report.folder import RunFolder, replace_file
 from fedsaddle.runs import Result, carry_out
 from fedsaddle.sites import roster
 from fedsaddle.sites.asking import Identity
@@ -96,7 +96,7 @@ def run_name(folder: RunFolder) -> str:
     """By which sites tell runs apart; it stays when the server starts again."""
     path = folder.path / RUN
     if not path.exists():
-        path.write_text(json.dumps({"run": secrets.token_hex(8)}) + "\n")
+        replace_file(path, (json.dumps({"run": secrets.token_hex(8)}) + "\n").encode())
     name: str = json.loads(path.read_text())["run"]
     return name
 

@@ -114,18 +114,21 @@ class Simulated:
         return select
 
     def replies(self, ask: Ask) -> Replies:
-        if not self.chain or ask.address[1] == PREPARATION:
-            outcome = self.engine.run(ask)
-            return Replies(outcome, None, 0, outcome.size, 0.0)
-        arrived = arrivals(self.chain, ask.ids, Moment(*ask.address))
-        who = arrived.accepted.nonzero().flatten()
-        out = (arrived.seconds.isfinite() & ~arrived.accepted).nonzero().flatten()
-        if len(who):
-            outcome = self.engine.run(restricted(ask, who))
-            return Replies(outcome, who, len(out), outcome.size, arrived.closed)
+        who, out, closed = self.answers(ask)
+        if who is None or len(who):
+            outcome = self.engine.run(ask if who is None else restricted(ask, who))
+            return Replies(outcome, who, len(out), outcome.size, closed)
         # The size of late replies still counts: one is computed, and dropped with the round.
         size = self.engine.run(restricted(ask, out[:1])).size if len(out) else Size(0, 0)
-        return Replies(None, who, len(out), size, arrived.closed)
+        return Replies(None, who, len(out), size, closed)
+
+    def answers(self, ask: Ask) -> tuple[Tensor | None, Tensor, float]:
+        """Positions of those that answer in time (None: all) and of those too late, and when the ask was closed."""
+        if not self.chain or ask.address[1] == PREPARATION:
+            return None, torch.zeros(0, dtype=torch.int64), 0.0
+        arrived = arrivals(self.chain, ask.ids, Moment(*ask.address))
+        out = (arrived.seconds.isfinite() & ~arrived.accepted).nonzero().flatten()
+        return arrived.accepted.nonzero().flatten(), out, arrived.closed
 
 
 class EngineFederation:

@@ -97,10 +97,14 @@ class FirstResponders:
         if self.low > self.high:
             raise SettingError(f"participation.respond.low = {self.low}: is above high = {self.high}; swap them")
 
-    def respond(self, arrivals: Arrivals, ids: Tensor, moment: Moment) -> Arrivals:
+    def enough(self, asked: int, moment: Moment) -> int:
+        """S_t: how many of so many are waited for."""
         p = keys.uniform(keys.address(moment.seed, moment.round, 0, Purpose.ENOUGH))
         share = self.low + (self.high - self.low) * p
-        enough = max(1, ceil(share * len(ids) - 1e-9))  # in floats 0.55 * 100 is a little more than 55
+        return max(1, ceil(share * asked - 1e-9))  # in floats 0.55 * 100 is a little more than 55
+
+    def respond(self, arrivals: Arrivals, ids: Tensor, moment: Moment) -> Arrivals:
+        enough = self.enough(len(ids), moment)
         tie = torch.argsort(_uniform(ids, Purpose.ARRIVAL, *moment))
         order = tie[torch.argsort(torch.where(arrivals.accepted, arrivals.seconds, inf)[tie], stable=True)]
         first = torch.zeros_like(arrivals.accepted)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,10 +16,8 @@ from fedsaddle.engine.ledger import Size, size_of
 from fedsaddle.engine.ranks import Ranks
 from fedsaddle.engine.simulation import Simulation
 from fedsaddle.engine.sums import Sums, reduced
-from fedsaddle.maths import keys
-from fedsaddle.maths.keys import Purpose
 from fedsaddle.maths.trees import map_leaves
-from fedsaddle.participation.responses import Deadline, Everyone, FirstResponders, Response
+from fedsaddle.participation.responses import Deadline, Everyone, FirstResponders, Moment, Response
 from fedsaddle.participation.selection import Population, Selection
 from fedsaddle.sites.admission import Expected, expected_of
 from fedsaddle.sites.forms import form_of, leaves_of
@@ -177,10 +174,6 @@ def waiting(respond: tuple[Response, ...], patience: Patience) -> tuple[Callable
                                "answer when they do. Leave it out, or choose first-responders or deadline")
 
     def enough(ask: Ask) -> int:
-        if first is None:
-            return len(ask.ids)
-        seed, round, _ = ask.address
-        share = first.low + (first.high - first.low) * keys.uniform(keys.address(seed, round, 0, Purpose.ENOUGH))
-        return max(1, math.ceil(share * len(ask.ids) - 1e-9))
+        return len(ask.ids) if first is None else first.enough(len(ask.ids), Moment(*ask.address))
 
     return enough, deadline

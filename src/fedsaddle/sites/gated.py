@@ -11,7 +11,7 @@ from fedsaddle.contracts import Point
 from fedsaddle.engine.federation import PREPARATION, Ask, Replies, Simulated, restricted
 from fedsaddle.engine.ledger import Size
 from fedsaddle.maths.trees import map_leaves, named_leaves
-from fedsaddle.participation.responses import Moment, Response, arrivals
+from fedsaddle.participation.responses import Response
 from fedsaddle.participation.selection import Selection
 from fedsaddle.sites.admission import Admission, Gate, expected_of
 from fedsaddle.sites.asking import Among, combined
@@ -26,7 +26,7 @@ class Gated:
     single = True
 
     def __init__(self, engine: Any, chain: tuple[Response, ...], admission: Admission) -> None:
-        self.engine, self.chain, self.admission = engine, chain, admission
+        self.engine, self.plain, self.admission = engine, Simulated(engine, chain), admission
         self.strikes: dict[int, int] = {}
         self.norms: dict[str, Any] = {}
 
@@ -38,14 +38,10 @@ class Gated:
         return Among(select, everyone[~torch.isin(everyone, torch.tensor(aside))])
 
     def replies(self, ask: Ask) -> Replies:
-        answering = torch.arange(len(ask.ids))
-        late, closed = 0, 0.0
-        if self.chain and ask.address[1] != PREPARATION:
-            arrived = arrivals(self.chain, ask.ids, Moment(*ask.address))
-            answering = arrived.accepted.nonzero().flatten()
-            late, closed = int((arrived.seconds.isfinite() & ~arrived.accepted).sum()), arrived.closed
+        who, out, closed = self.plain.answers(ask)
+        late, answering = len(out), torch.arange(len(ask.ids)) if who is None else who
         if not len(answering):
-            return Replies(None, answering, late, Size(0, 0), closed)
+            return self.plain.replies(ask)
         asked = restricted(ask, answering)
         before = self.engine.states_of(asked.ids)
         outcome = self.engine.run(asked._replace(collect=("*",), summed=()))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedsaddle.contracts import SettingError, setting
+from fedsaddle.report.folder import replace_file
 
 MOST_ROWS = 10**9
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64, "int32": torch.int32,
@@ -132,9 +133,7 @@ def save(path: Path, members: Sequence[Member]) -> None:
     rows = [{"name": m.name, "node": m.node, "rows": m.rows, "group": m.group, "shape": list(m.shape.inputs),
              "dtype": str(m.shape.dtype).removeprefix("torch."),
              "targets": [list(m.shape.targets), str(m.shape.target_dtype).removeprefix("torch.")]} for m in members]
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(rows, indent=1) + "\n")
-    new.replace(path)
+    replace_file(path, (json.dumps(rows, indent=1) + "\n").encode())
 
 
 def load(path: Path) -> list[Member]:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedsaddle.contracts import Algorithm, Draw, Problem
+from fedsaddle.contracts import Algorithm, Draw, Point, Problem
 from fedsaddle.data.clients import Clients, Run
 from fedsaddle.engine.devices import placed
 from fedsaddle.engine.federation import Ask
@@ -158,8 +158,7 @@ class Site:
             numbered = numbered_as(clients.to(self.device, posed.dtype), int(header["client"]))
             posed = posed._replace(problem=placed(posed.problem, torch.device(self.device)))
             engine = Simulation(posed.problem, numbered, posed.batch_size, posed.dtype, None, posed.execution)
-            z = type(posed.problem.first())(*(part.detach().to(self.device, posed.dtype)
-                                              for part in posed.problem.first()))
+            z = Point(*(part.detach().to(self.device, posed.dtype) for part in posed.problem.first()))
             first_client = getattr(posed.algorithm, "first_client", None)
             self.ready = {key: Ready(posed, engine, first_client(z) if first_client else ())}  # one run at a time
         return self.ready[key]

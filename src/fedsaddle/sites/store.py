@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import NamedTuple
 
 import safetensors.torch
 from torch import Tensor
+
+from fedsaddle.report.folder import replace_file
 
 SESSIONS = 64  # of servers, of which the last asks are remembered
 
@@ -42,7 +43,7 @@ class Store:
         self.sessions.pop(session, None)
         self.sessions[session] = number
         self.sessions = dict(list(self.sessions.items())[-SESSIONS:])
-        _write(self.file, json.dumps(self.sessions).encode())
+        replace_file(self.file, json.dumps(self.sessions).encode())
         return True
 
     def counted(self, run: str, round: int, ask: int, shared: bool) -> int:
@@ -58,7 +59,7 @@ class Store:
         if round > last[0] or [round, ask] <= last:
             count += 1
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _write(path, json.dumps([[round, ask], count]).encode())
+        replace_file(path, json.dumps([[round, ask], count]).encode())
         return int(count)
 
     def read(self, run: str, token: Token) -> dict[str, Tensor] | None:
@@ -72,7 +73,8 @@ class Store:
     def write(self, run: str, token: Token, state: dict[str, Tensor]) -> None:
         path = self._path(run, token)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _write(path, safetensors.torch.save({name: leaf.cpu().contiguous().clone() for name, leaf in state.items()}))
+        rows = {name: leaf.cpu().contiguous().clone() for name, leaf in state.items()}
+        replace_file(path, safetensors.torch.save(rows))
 
     def keep_only(self, run: str, tokens: Iterable[Token]) -> None:
         kept = {self._path(run, token).name for token in tokens}
@@ -84,13 +86,3 @@ class Store:
         if not re.fullmatch(r"[\w-]{1,64}", run):
             raise ValueError("a run's name has letters, digits, - and _ only")
         return self.folder / "states" / run / f"{'.'.join(str(int(part)) for part in token)}.safetensors"
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Whole or not at all, and on the disk."""
-    new = path.with_name(f".{path.name}.new")
-    with new.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)

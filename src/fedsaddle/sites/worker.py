@@ -12,19 +12,14 @@ import socket
 import threading
 from pathlib import Path
 
-from fedsaddle.contracts import SettingError
 from fedsaddle.sites.frames import Cut, TooLarge, receive_frame, send_frame
 from fedsaddle.sites.site import Site
 
-LONGEST = 100  # characters of a socket's path: systems allow little more
 log = logging.getLogger(__name__)
 
 
 def listen(path: Path) -> socket.socket:
     """A socket that only this user can open."""
-    if len(str(path)) > LONGEST:
-        raise SettingError(f"--state {str(path.parent)!r}: is too long for a local socket; give a shorter path")
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.unlink(missing_ok=True)
     found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)

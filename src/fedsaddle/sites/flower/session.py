@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -27,6 +24,7 @@ from fedsaddle.sites.flower.processes import (
 )
 from fedsaddle.sites.flower.running import REFUSED_BY_GATE, FlowerFailed
 from fedsaddle.sites.flower.wire import FlowerWire
+from fedsaddle.sites.frames import socket_folder
 from fedsaddle.sites.keys import expiry
 from fedsaddle.sites.wire import WireLost
 
@@ -53,7 +51,7 @@ class Server:
 
     def __enter__(self) -> Server:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.wire = FlowerWire(short(self.folder / "wire"), lambda: self.link is None or self.link.alive())
+        self.wire = FlowerWire(socket_folder(self.folder / "wire"), lambda: self.link is None or self.link.alive())
         try:
             self._start()
         except BaseException:
@@ -207,13 +205,3 @@ def _one_of(keys: Path | None, insecure: bool, remedy: str) -> None:
         raise SettingError(f"--keys: is missing; {remedy}, or say --insecure for a trial on one machine")
     if keys is not None and insecure:
         raise SettingError("--insecure: was given with --keys; leave one of them out")
-
-
-def short(folder: Path) -> Path:
-    """The folder, or one with a shorter path that only this user can enter: sockets allow about 100 characters."""
-    if len(str(folder.resolve())) < 80:
-        return folder.resolve()
-    name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
-    found = Path(tempfile.gettempdir()) / f"fedsaddle-{os.getuid()}-{name}"
-    found.mkdir(mode=0o700, exist_ok=True)
-    return found
