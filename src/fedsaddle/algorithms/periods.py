@@ -16,5 +16,5 @@ def period() -> Any:
 
 
 def amplified(z: Point, hold: Point, g: float, federation: Federation) -> Point:
-    """hold + g (z - hold), written so that g = 1 leaves z as it is, on the problem's domain."""
-    return federation.project(z + (g - 1) * (z - hold))
+    """hold + g (z - hold), on the problem's domain; g = 1 leaves z as it is."""
+    return z if g == 1 else federation.project(z + (g - 1) * (z - hold))

@@ -172,13 +172,13 @@ class EngineFederation:
         personal: Sequence[str] = (), collect: Sequence[str] = (), summed: Sequence[str] = (),
     ) -> Average:
         message = lift(message, self.engine.device, self.engine.dtype)
-        asked = len(cohort.ids)
+        asked = cohort.ids.shape[0]
         _check_rows(message, personal, asked)
         ask = Ask(work, message, tuple(personal), tuple(collect), tuple(summed), cohort.ids, cohort.weight.double(),
                   self.population.weights[cohort.ids], as_draw(batches), (self.seed, self.round, len(self.asks)))
         replies = self.answering.replies(ask)
         got = cohort if replies.who is None else Cohort(*(part[replies.who] for part in cohort))
-        count = len(got.ids)
+        count = got.ids.shape[0]
         self.asks.append(Asked(
             getattr(work, "__name__", "work"),
             traffic_of(size_of(message, personal), replies.size, asked, count, replies.late, replies.seconds),
@@ -187,7 +187,7 @@ class EngineFederation:
             raise NobodyAnswered(f"none of {asked} clients answered in round {self.round}")
         if float(got.weight.sum()) <= 0:
             raise NobodyAnswered(f"the clients that answered in round {self.round} have no weight in the mean")
-        share = float(self.population.weights[got.ids].sum())
+        share = float((ask.objective if replies.who is None else ask.objective[replies.who]).sum())
         mean, summed_up, each, _ = replies.outcome
         return Average(mean, summed_up, each, count, share, got.ids, got.times)
 

@@ -124,13 +124,17 @@ class Simulation:
         not work is given up for the eager one, unless it is only tried (nothing is kept): then that is an error.
         """
         sums, keys = Sums(ask), torch.tensor(keys_of(ask.address, len(self.runs)))
-        weights = (ask.weight / ask.weight.sum(), ask.objective) if len(share) else (0 * ask.weight,) * 2
-        idle, share = not len(share), share if len(share) else torch.zeros(1, dtype=torch.int64)
+        idle = not share.shape[0]
+        weights = (0 * ask.weight,) * 2 if idle else (ask.weight / ask.weight.sum(), ask.objective)
+        share = torch.zeros(1, dtype=torch.int64) if idle else share
+        alone = self.ranks.size == 1 and share.shape[0] == ask.ids.shape[0]
         for part in self._chunks(ask, share, way):
-            whole = part if way.kind == EAGER else _padded(part, way.chunk, len(share))
-            mean_weight, sum_weight = (_for_the_first(len(part), weight[whole]) for weight in weights)
-            ids = ask.ids[whole]
-            chunk = Chunk(ids, keys, mean_weight, sum_weight)
+            count = part.shape[0]
+            whole = part if way.kind == EAGER else _padded(part, way.chunk, share.shape[0])
+            if alone and whole is share:  # everyone at once, in order
+                chunk = Chunk(ask.ids, keys, *weights)
+            else:
+                chunk = Chunk(ask.ids[whole], keys, *(_for_the_first(count, weight[whole]) for weight in weights))
             try:
                 kept, state, size = self._replies(ask, whole, way, chunk)
             except Untraceable as error:
@@ -138,11 +142,11 @@ class Simulation:
                     raise
                 way = self.calibration.give_up(ask, way, error)
                 kept, state, size = self._replies(ask, whole, way, chunk)
-            if len(part) < len(whole):
-                state = _cut(state, len(part))
-                kept = _first_of_each(ask, kept, len(part))
+            if count < whole.shape[0]:
+                state = _cut(state, count)
+                kept = _first_of_each(ask, kept, count)
             if keep and not idle and not self.states.stateless:
-                self.states.write(ids[: len(part)], state)
+                self.states.write(chunk.ids[:count], state)
             sums.add(part, _first_of_each(ask, kept, 0) if idle else kept, size)
         return sums
 
@@ -178,7 +182,7 @@ class Simulation:
         """Reduced replies and new states of a chunk of clients, and the size of one reply."""
         states = () if self.states.stateless else self.states.read(chunk.ids)
         shape, message = self._shape(ask, part, way), self._message(ask, part)
-        task = Task(ask.work, ask.personal, shape, len(part))
+        task = Task(ask.work, ask.personal, shape, part.shape[0])
         if self.device.type == "cuda" and way.kind != EAGER:
             return self._replayed(ask, way, task, chunk, message, states)
         chunk, message = map_leaves(lambda leaf: sent(leaf, self.device), (chunk, message))
@@ -232,7 +236,7 @@ class Simulation:
     def _chunks(self, ask: Ask, share: Tensor, way: Way) -> Iterator[Tensor]:
         """Positions in the ask, chunk by chunk."""
         if not ask.draw.full:
-            yield from share.split(way.chunk) if len(share) > way.chunk else (share,)
+            yield from share.split(way.chunk) if share.shape[0] > way.chunk else (share,)
             return
         order = share[torch.argsort(self.rows[ask.ids[share]], stable=True)]
         for alike in self._alike(ask, order) if self.unpadded else [order]:
@@ -257,13 +261,13 @@ class Simulation:
 
 def _padded(part: Tensor, chunk: int, clients: int) -> Tensor:
     """A short chunk filled up with one of its own clients, whose further replies nobody uses."""
-    full = min(chunk, power_of_two(clients))
-    return torch.cat([part, part[:1].expand(full - len(part))]) if len(part) < full else part
+    full, count = min(chunk, power_of_two(clients)), part.shape[0]
+    return torch.cat([part, part[:1].expand(full - count)]) if count < full else part
 
 
 def _for_the_first(count: int, weight: Tensor) -> Tensor:
     """The weights with those after the first so many set to zero."""
-    return weight if count == len(weight) else torch.where(torch.arange(len(weight)) < count, weight, 0.0)
+    return weight if count == weight.shape[0] else torch.where(torch.arange(len(weight)) < count, weight, 0.0)
 
 
 def _first_of_each(ask: Ask, kept: Any, count: int) -> Any:

@@ -57,7 +57,7 @@ class Sums:
     def outcome(self, ranks: Ranks, shares: list[Tensor]) -> Outcome:
         """Over all processes; collected fields in the order of the ask."""
         totals = dict(zip(self.totals, ranks.total(tuple(self.totals.values())), strict=True))
-        counts = [len(share) for share in shares]
+        counts = [share.shape[0] for share in shares]
         if self.parts:
             own = torch.argsort(torch.cat(self.order)) if counts[ranks.rank] else torch.zeros(0, dtype=torch.int64)
             back = torch.argsort(torch.cat([share.sort().values for share in shares]))

@@ -210,9 +210,10 @@ def draw(
     size = len(pool) if size is None else size
     key = keys.address(seed, round, number, Purpose.COHORT)
     if weights is None or (_alike(weights) and not replace):
-        chosen = _at(pool, streams.draw_distinct(key, len(pool), min(size, len(pool))))
+        position = streams.draw_distinct(key, len(pool), min(size, len(pool))).sort().values
+        chosen = _at(pool, position)  # ascending, as every pool is
         times = torch.ones_like(chosen)
-        return _cohort(chosen, times, times.double() if own else population.weights[chosen])
+        return Cohort(chosen, times, times.double() if own else population.weights[chosen])
     weights = _inside(weights, pool, population)
     cumulative = weights.cumsum(0, dtype=torch.float64) if own or not replace else _cumulative(weights)
     if float(cumulative[-1]) <= 0:

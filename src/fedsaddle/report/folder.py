@@ -16,6 +16,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,10 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @cached_property
+    def _records(self) -> str:
+        return str(self.path / "records.jsonl")
 
     @property
     def complete(self) -> bool:
@@ -67,12 +72,17 @@ class RunFolder:
             line = json.dumps(record, allow_nan=False)
         except ValueError:  # a number that is not finite
             line = json.dumps(plain(record), allow_nan=False)
-        with (self.path / "records.jsonl").open("a", encoding="utf-8") as file:
-            file.write(f"{line}\n")
+        file = os.open(self._records, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)  # quicker than a file object
+        try:
+            left = f"{line}\n".encode()
+            while left:
+                left = left[os.write(file, left):]
+        finally:
+            os.close(file)
 
     def records(self) -> list[dict[str, Any]]:
         """All whole lines; a line cut off by a crash is not one."""
-        path = self.path / "records.jsonl"
+        path = Path(self._records)
         lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
         return [json.loads(line) for line in lines]
 
@@ -80,8 +90,8 @@ class RunFolder:
         """Drop the records of rounds that a resumed run does again."""
         kept = [line for line in self.records() if line["round"] <= round]
         text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in kept)
-        if (self.path / "records.jsonl").exists():
-            replace_file(self.path / "records.jsonl", text.encode())
+        if Path(self._records).exists():
+            replace_file(Path(self._records), text.encode())
 
     def finish(self, model: dict[str, Tensor], summary: dict[str, Any]) -> None:
         tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.items()}

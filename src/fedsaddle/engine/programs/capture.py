@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedsaddle.engine.programs.tracing import Untraceable
 
+AHEAD = 64  # calls that the host may be ahead of the device
 WARM_UPS = 3  # libraries choose their algorithms and get their workspaces before anything is recorded
 
 
@@ -23,6 +24,9 @@ class Captured:
         self.from_host = [value.device.type == "cpu" for value in values]
         host = [value for value, there in zip(values, self.from_host, strict=True) if there]
         self.packed = _packed(host).cuda()
+        self.pinned = [torch.empty(self.packed.shape, dtype=torch.int64, pin_memory=True) for _ in range(AHEAD)]
+        self.copied = [torch.cuda.Event() for _ in self.pinned]
+        self.calls = 0
         self.values = [torch.empty(value.shape, dtype=value.dtype, device=value.device).copy_(value)
                        for value, there in zip(values, self.from_host, strict=True) if not there]
 
@@ -46,18 +50,25 @@ class Captured:
 
     def __call__(self, *values: Tensor) -> list[Tensor]:
         host = [value for value, there in zip(values, self.from_host, strict=True) if there]
-        self.packed.copy_(_packed(host).pin_memory(), non_blocking=True)
+        self._send(host)
         device = [value for value, there in zip(values, self.from_host, strict=True) if not there]
         if device:
             torch._foreach_copy_(self.values, device)
         self.graph.replay()
-        return [result.clone() for result in self.results]
+        return [result.clone() if result.numel() else result for result in self.results]
+
+    def _send(self, host: list[Tensor]) -> None:
+        turn, self.calls = self.calls % AHEAD, self.calls + 1
+        self.copied[turn].synchronize()  # its last copy was so many calls ago
+        _packed(host, self.pinned[turn])
+        self.packed.copy_(self.pinned[turn], non_blocking=True)
+        self.copied[turn].record()
 
 
-def _packed(values: list[Tensor]) -> Tensor:
+def _packed(values: list[Tensor], out: Tensor | None = None) -> Tensor:
     """Numbers of all kinds as one vector of 64-bit patterns."""
     wide = [value.double().view(torch.int64) if value.is_floating_point() else value.long() for value in values]
-    return torch.cat([value.reshape(-1) for value in wide]) if wide else torch.zeros(0, dtype=torch.int64)
+    return torch.cat([value.reshape(-1) for value in wide], out=out) if wide else torch.zeros(0, dtype=torch.int64)
 
 
 def _unpacked(packed: Tensor, values: list[Tensor]) -> list[Tensor]:
