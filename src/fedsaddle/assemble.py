@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsaddle.algorithms import ALGORITHMS, make
-from fedsaddle.config import Named, Run, Settings, lookup
+from fedsaddle.config import Named, Run, Settings, lookup, method
 from fedsaddle.contracts import Algorithm, Materials, Point, Problem, Rows, SettingError
 from fedsaddle.data.clients import Clients
 from fedsaddle.data.dataset import DataSet
@@ -24,7 +24,8 @@ from fedsaddle.engine import checkpoint
 from fedsaddle.engine.classifier import usual_path
 from fedsaddle.engine.devices import placed
 from fedsaddle.engine.evaluation import further
-from fedsaddle.engine.federation import PREPARATION, Answering, EngineFederation
+from fedsaddle.engine.federation import PREPARATION, Answering, EngineFederation, Simulated
+from fedsaddle.engine.looks import Look, looker
 from fedsaddle.engine.ranks import from_environment
 from fedsaddle.engine.reference import Reference
 from fedsaddle.engine.simulation import Simulation
@@ -33,6 +34,7 @@ from fedsaddle.models import MODELS, build, model_of
 from fedsaddle.participation import RESPONSES, SELECTIONS, Participation
 from fedsaddle.participation.selection import Population
 from fedsaddle.problems import PROBLEMS, own
+from fedsaddle.report import trackers
 from fedsaddle.sites.admission import Admission
 from fedsaddle.sites.gated import Gated, Recorded
 
@@ -47,6 +49,7 @@ class Job(NamedTuple):
     plan: Plan
     progress: Progress
     complaints: list[str]  # about damaged checkpoints
+    look: Look  # at the solution, once the run is complete
     files: Mapping[str, str] = MappingProxyType({})  # of the data set, for the run folder
 
 
@@ -62,9 +65,12 @@ class Dealt(NamedTuple):
 def job_from_settings(
     settings: Settings, label: str, checkpoints: Path | None = None, dealt: Dealt | None = None,
 ) -> Job:
-    """The job of one method of a settings file. `dealt`: its data, where several methods share them."""
+    """The job of one method of a settings file. `dealt`: the data of the file, where several methods share them."""
+    dealt = None if "data" in settings.overrides.get(label, {}) else dealt
+    settings = method(settings, label)
+    trackers.makers(settings.run.trackers)  # a wrong name is told before the data are read
     dealt = dealt or deal(settings)
-    algorithm = algorithm_of(settings.algorithms[label])
+    algorithm = algorithm_of(settings.algorithms[""])
     problem = pose(settings, dealt)
     run = dataclasses.replace(settings.run, classifier=settings.run.classifier or str(usual_path(settings.data.name)))
     job = assemble(algorithm, problem, dealt.clients, dealt.test, participation(settings), run, checkpoints,
@@ -92,22 +98,25 @@ def assemble(
     engine = Reference(problem, clients, run.batch_size, dtype) if run.engine == "reference" else \
         Simulation(problem, clients, run.batch_size, dtype, run.chunk, run.execution, from_environment(device),
                    run.states_mib << 20)
-    answering: Answering | None = None
+    answering: Answering = Simulated(engine, participation.respond, run.record_clients)
     if records is not None:
         answering = Recorded(engine, records)
     elif admission and admission.simulated:
-        answering = Gated(engine, participation.respond, admission)
+        answering = Gated(engine, participation.respond, admission, run.record_clients)
     federation = EngineFederation(engine, participation, population, run.seed, answering)
     sets = {"train": clients.rows} | ({"test": placed_rows(test, device, dtype)} if test else {})
     return begun(algorithm, problem, federation, run, sets, lambda posed: further(posed, clients, federation, run),
-                 checkpoints)
+                 checkpoints, clients if run.per_client else None)
 
 
 def begun(
     algorithm: Algorithm, problem: Problem, federation: EngineFederation, run: Run, sets: dict[str, Rows],
-    measures: Callable[[Problem], Sequence[Any]], checkpoints: Path | None,
+    measures: Callable[[Problem], Sequence[Any]], checkpoints: Path | None, shown: Clients | None = None,
 ) -> Job:
-    """The job of a federation, with the problem's constants and the first state, or where a checkpoint left it."""
+    """The job of a federation, with the problem's constants and the first state, or where a checkpoint left it.
+
+    shown: the clients, where the last look shows them one by one.
+    """
     engine = federation.engine
     z = Point(*(part.detach().to(engine.device, engine.dtype) for part in problem.first()))
     saved, complaints = checkpoint.load(checkpoints) if checkpoints else (None, [])
@@ -122,7 +131,8 @@ def begun(
     chosen = {name: sets[name] for name in run.evaluate_on if name in sets} or sets
     plan = Plan(run.rounds, run.evaluate_every, run.stop_after_floats)
     evaluate = evaluator(problem, chosen, run.progress_steps if run.progress else 0, measures(problem))
-    return Job(algorithm, problem, federation, evaluate, plan, progress, complaints)
+    look = looker(problem, chosen, shown)
+    return Job(algorithm, problem, federation, evaluate, plan, progress, complaints, look)
 
 
 def deal(settings: Settings) -> Dealt:

@@ -16,10 +16,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from fedsaddle import cli_data, cli_images, cli_keys, cli_sites, cli_table, recipes
+from fedsaddle import (
+    cli_data,
+    cli_images,
+    cli_keys,
+    cli_report,
+    cli_sites,
+    cli_studies,
+    cli_sweep,
+    cli_table,
+    recipes,
+)
 from fedsaddle.assemble import deal, job_from_settings
 from fedsaddle.catalogue import CATALOGUES, entries
-from fedsaddle.config import Settings, lookup, read, settle, tables_of
+from fedsaddle.config import Settings, lookup, method, read, settle, tables_of
 from fedsaddle.config.validation import nearest
 from fedsaddle.contracts import SettingError
 from fedsaddle.engine.ranks import PartnerLost
@@ -91,13 +101,14 @@ def _carry_out_all(settings: Settings, target: RunFolder, jobs: dict[str, Any]) 
         for label, folder in folders.items():
             if folder.complete:
                 continue
+            own = method(settings, label)
             job = jobs.get(label) or job_from_settings(settings, label, folder.checkpoints)
             for complaint in job.complaints:
                 err.print(f"[yellow]{complaint}[/yellow]")
             if _first() and label and not (folder.path / "run.toml").exists():
-                folder.create(tables_of(_one(settings, label)))
+                folder.create(tables_of(own))
             name = label or settings.algorithms[label].name
-            bar = bars.add_task(name, total=settings.run.rounds, completed=job.progress.round, shown="")
+            bar = bars.add_task(name, total=own.run.rounds, completed=job.progress.round, shown="")
 
             def watch(record: Record, bar: Any = bar, name: str = name) -> None:
                 bars.update(bar, completed=record["round"])
@@ -106,7 +117,7 @@ def _carry_out_all(settings: Settings, target: RunFolder, jobs: dict[str, Any]) 
                     for alarm in record["alarms"]:
                         bars.console.print(f"[yellow]{name}, round {record['round']}: {alarm}[/yellow]")
 
-            result = carry_out(job, settings.run, folder, watch, interrupted)
+            result = carry_out(job, own.run, folder, watch, interrupted)
             for line in calibrated(folder.calibration() if _first() else {}):
                 bars.console.print(f"[dim]{name}: {line}[/dim]", highlight=False)
             if not result.complete:
@@ -141,11 +152,8 @@ def _chosen(settings: Settings, labels: Sequence[str]) -> Settings:
             raise SettingError(f"--only {label!r}: is no method of these settings{nearest(label, known)}; "
                                + (f"choose one of {', '.join(known)}" if known else "there is only one, leave it out"))
     kept = {label: entry for label, entry in settings.algorithms.items() if label in labels or not labels}
-    return replace(settings, algorithms=kept)
-
-
-def _one(settings: Settings, label: str) -> Settings:
-    return replace(settings, algorithms={"": settings.algorithms[label]})
+    return replace(settings, algorithms=kept,
+                   overrides={label: changes for label, changes in settings.overrides.items() if label in kept})
 
 
 def _shown(record: Record, headline: str) -> str:
@@ -183,6 +191,9 @@ def _interruptible() -> Iterator[Any]:
 
 
 cli_table.add_to(app, _carry_out_all, _free)
+cli_report.add_to(app)
+cli_studies.add_to(app)
+cli_sweep.add_to(app)
 cli_keys.add_to(app)
 cli_sites.add_to(app, _show_end)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,9 +19,12 @@ from fedsaddle.data.clients import Clients, as_tensor, checked, clients_from_arr
 from fedsaddle.engine import checkpoint
 from fedsaddle.engine.ledger import Traffic
 from fedsaddle.engine.team import END, GO, SAVE, Team
-from fedsaddle.engine.training import Record, rounds
+from fedsaddle.engine.training import Diverged, Record, rounds
 from fedsaddle.participation import as_participation
+from fedsaddle.report.environment import environment
 from fedsaddle.report.folder import RunFolder
+from fedsaddle.report.png import png
+from fedsaddle.report.trackers import Tracking, makers, started
 
 Watch = Callable[[Record], None]
 
@@ -56,17 +60,12 @@ def carry_out(
     """
     team = Team(job.algorithm, job.federation, job.plan, run.workers)
     team.recall(folder.calibration() if folder else {})
-    progress, records, saved_at = job.progress, [], -1
+    progress, saved_at, stopped = job.progress, -1, False
     if team.ranks.rank:
         with threads(run.threads):
             progress = team.follow(progress)
         return Result(job.algorithm.solution(progress.server), job.problem, progress.server, [], progress.traffic, True)
-    if folder:
-        folder.forget_after(progress.round)
-        records = folder.records()
-        folder.keep(job.files)
-        if hasattr(job.federation.engine, "settle_in"):
-            job.federation.engine.settle_in(folder.path)
+    records, tracking = opened(job, run, folder)
 
     def save(clients: dict[str, Tensor]) -> None:
         nonlocal saved_at
@@ -75,8 +74,7 @@ def carry_out(
             checkpoint.save(folder.checkpoints, progress, clients, constants, run.keep_checkpoints)
             saved_at = progress.round
 
-    stopped = False
-    with threads(run.threads), team:
+    with threads(run.threads), ending(folder, tracking, lambda: progress.round), team:
         if team.command(GO if records else SAVE):
             save(team.states())  # the constants of the problem are never asked for twice
         team.gather(progress)
@@ -84,6 +82,7 @@ def carry_out(
             records.append(record)
             if folder:
                 folder.append(record)
+            tracking.log(record)
             if watch:
                 watch(record)
             stopped = stop() and not job.plan.over(progress)
@@ -100,7 +99,51 @@ def carry_out(
     result = Result(point, job.problem, progress.server, records, progress.traffic, not stopped)
     if folder and result.complete:
         folder.finish(result.named(), summary(result))
+        with threads(run.threads):
+            keep_look(job, point, folder)
+    tracking.finish(summary(result) if result.complete else
+                    {"how": "stopped", "round": progress.round, "why": "it was told to stop"})
     return result
+
+
+def opened(job: Job, run: Run, folder: RunFolder | None) -> tuple[list[Record], Tracking]:
+    """The records so far of a run that starts or goes on, and its trackers, which know them."""
+    if folder is None:
+        return [], Tracking()
+    folder.forget_after(job.progress.round)
+    folder.go_on()
+    folder.keep(job.files)
+    folder.keep_values("environment", environment(job.federation.engine.device))
+    if hasattr(job.federation.engine, "settle_in"):
+        job.federation.engine.settle_in(folder.path)
+    records = folder.records()
+    return records, started(run.trackers, folder.path, folder.tables() if run.trackers else {}, records)
+
+
+@contextmanager
+def ending(folder: RunFolder | None, tracking: Tracking, round: Callable[[], int]) -> Iterator[None]:
+    """Note in the folder, and tell trackers, when a run diverges."""
+    try:
+        yield
+    except Diverged as error:
+        how = {"how": "diverged", "round": round(), "why": str(error)}
+        if folder:
+            folder.end(how)
+        tracking.finish(how)
+        raise
+
+
+def keep_look(job: Job, point: Point, folder: RunFolder) -> None:
+    """The last look at the solution, in the folder. The run is done by then: if this fails, it says so, aloud."""
+    try:
+        seen = job.look(point)
+        told, images = seen.told(), {} if seen.images is None else {"images.png": png(seen.images)}
+    except Exception as error:  # a user's own problem, or too little memory
+        told, images = {"failed": f"{type(error).__name__}: {error}"}, {}
+        warnings.warn(f"the run is complete, but the last look at its solution failed ({told['failed']})",
+                      RuntimeWarning, stacklevel=3)
+    folder.keep_values("final", told)
+    folder.keep(images)
 
 
 def summary(result: Result) -> dict[str, Any]:
@@ -145,6 +188,10 @@ def train(
     parts = participation if isinstance(participation, tuple) else (participation,)
     for part in parts:
         check(part, "participation")
+    if how.trackers and out is None:
+        raise SettingError(f"run.trackers = {list(how.trackers)}: need a run folder; give one with out=, or leave them "
+                           "out")
+    makers(how.trackers)
     folder = RunFolder(Path(out)) if out is not None else None
     going_on = folder is not None and resume and folder.path.exists()
     job = assemble(method, problem, as_clients(clients), as_rows(test), as_participation(*parts), how,

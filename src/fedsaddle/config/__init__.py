@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fedsaddle.algorithms import ALGORITHMS, theorems
-from fedsaddle.config.files import read, with_assignments
+from fedsaddle.config.files import merged, read, with_assignments
 from fedsaddle.config.lookup import lookup, own_settings
 from fedsaddle.config.validation import check, declared, known_keys, nearest, validated
 from fedsaddle.contracts import SettingError, setting
@@ -60,6 +60,9 @@ class Run:
     states_mib: int = setting(4096, "MiB of client states held in memory; what is more lies in files", at_least=1)
     evaluate_every: int = setting(10, "rounds between two evaluations", at_least=1)
     evaluate_on: tuple[str, ...] = setting(("test",), "data sets to evaluate on: test, train")
+    record_clients: int = setting(100, "asks of at most so many clients are recorded with the numbers of those asked, "
+                                  "answered and late; 0: none", at_least=0)
+    trackers: tuple[str, ...] = setting((), "further places for the records besides records.jsonl: tensorboard, mlflow")
     headline: str = setting("", "the measure to show first, such as accuracy_worst; empty: the problem's own")
     progress: bool = setting(False, "measure max_y f(x, y) and the norm of its gradient too, which takes as long as "
                              "some dozen evaluations where the maximum is not known in closed form")
@@ -88,6 +91,7 @@ class Settings:
     respond: tuple[Named, ...]
     model: Named | None
     algorithms: dict[str, Named]
+    overrides: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)  # sections of single methods
     sites: Patience = dataclasses.field(default_factory=Patience)
     admission: Admission = dataclasses.field(default_factory=Admission)
 
@@ -97,17 +101,19 @@ class Settings:
 
 
 __all__ = [
-    "Dealing", "Named", "Run", "Settings", "check", "declared", "lookup", "named", "read", "settle", "tables_of",
-    "validated",
+    "Dealing", "Named", "Run", "Settings", "check", "declared", "lookup", "method", "named", "read", "settle",
+    "tables_of", "validated",
 ]
 
-SECTIONS = ("run", "algorithm", "algorithms", "problem", "model", "data", "participation", "sites", "admission")
+SECTIONS = ("run", "algorithm", "algorithms", "overrides", "problem", "model", "data", "participation", "sites",
+            "admission")
+STUDY = ("paper", "quick", "grid")  # of a recipe, for `reproduce` and `sweep`: a run has no use for them
 
 
 def settle(tables: Mapping[str, Any], assignments: Iterable[str] = ()) -> Settings:
     """Validated settings from the tables of a file and assignments such as `algorithm.eta=0.2`."""
     tables = with_assignments(tables, assignments)
-    known_keys(tables, SECTIONS, "", "section")
+    known_keys(tables, (*SECTIONS, *STUDY), "", "section")
     data = _table(tables, "data")
     dealing = {f.name: data.pop(f.name) for f in dataclasses.fields(Dealing) if f.name in data}
     own = getattr(SOURCES.get(data.get("name", "")), "partition", "label-sorted")  # of a source with clients of its own
@@ -126,11 +132,24 @@ def settle(tables: Mapping[str, Any], assignments: Iterable[str] = ()) -> Settin
                       (respond if isinstance(respond, list) else [respond])),
         model=named(MODELS, tables["model"], "model") if "model" in tables else None,
         algorithms=_methods(tables),
+        overrides=_table(tables, "overrides"),
         sites=Patience(**validated(Patience, _table(tables, "sites"), "sites")),
         admission=Admission(**validated(Admission, _table(tables, "admission"), "admission")),
     )
     _possible(settings)
+    for label in settings.overrides:
+        _overridden(settings, label)
     return settings
+
+
+def method(settings: Settings, label: str) -> Settings:
+    """The settings of one of several methods alone, with what the file overrides for it."""
+    if not settings.overrides.get(label):
+        return dataclasses.replace(settings, algorithms={"": settings.algorithms[label]}, overrides={})
+    tables = tables_of(settings)
+    own = {"algorithm": tables.pop("algorithms")[label]}
+    tables.pop("overrides")
+    return settle(merged(tables, settings.overrides[label]) | own)
 
 
 def tables_of(settings: Settings) -> dict[str, Any]:
@@ -153,6 +172,8 @@ def tables_of(settings: Settings) -> dict[str, Any]:
             tables[name] = _without_none(dataclasses.asdict(section))
     if settings.single:
         return tables | {"algorithm": table(settings.algorithms[""])}
+    if settings.overrides:
+        tables["overrides"] = settings.overrides
     return tables | {"algorithms": {label: table(entry) for label, entry in settings.algorithms.items()}}
 
 
@@ -191,6 +212,19 @@ def _methods(tables: Mapping[str, Any]) -> dict[str, Named]:
         if not label or label.startswith(".") or "/" in label:
             raise SettingError(f"algorithms.{label}: is not a label; it names a folder, use letters, digits, - and _")
     return {label: named(ALGORITHMS, entry, f"algorithms.{label}") for label, entry in methods.items()}
+
+
+def _overridden(settings: Settings, label: str) -> None:
+    """Refuse what cannot be overridden, or does not fit."""
+    if settings.single or label not in settings.algorithms:
+        raise SettingError(f"overrides.{label}: there is no method of that name{nearest(label, settings.algorithms)}; "
+                           "give the label of one of several [algorithms.LABEL]")
+    known_keys(_table(settings.overrides, label), ("run", "problem", "model", "data", "participation"),
+               f"overrides.{label}", "section")
+    try:
+        method(settings, label)
+    except SettingError as error:
+        raise SettingError(f"overrides.{label}: {error}") from error
 
 
 def _possible(settings: Settings) -> None:

@@ -57,3 +57,15 @@ def _copied(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _copied(each) for name, each in value.items()}
     return [_copied(each) for each in value] if isinstance(value, list) else value
+
+
+def merged(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables with these changes. A table that has a name takes the place of another, one without adds to it."""
+    result: dict[str, Any] = _copied(tables)
+    for key, value in changes.items():
+        before = result.get(key)
+        if isinstance(value, Mapping) and isinstance(before, dict) and "name" not in value:
+            result[key] = merged(before, value)
+        else:
+            result[key] = _copied(value) if isinstance(value, Mapping) else value
+    return result

@@ -107,8 +107,9 @@ class Engine(Protocol):
 class Simulated:
     """An Answering by an engine: a chain of responses says who answers in time."""
 
-    def __init__(self, engine: Engine, chain: tuple[Response, ...]) -> None:
-        self.engine, self.chain = engine, chain
+    def __init__(self, engine: Engine, chain: tuple[Response, ...], listed: int = 0) -> None:
+        """listed: asks of at most so many clients are recorded with their numbers."""
+        self.engine, self.chain, self.listed = engine, chain, listed
 
     def among(self, select: Selection, round: int, number: int) -> Selection:
         return select
@@ -117,10 +118,18 @@ class Simulated:
         who, out, closed = self.answers(ask)
         if who is None or len(who):
             outcome = self.engine.run(ask if who is None else restricted(ask, who))
-            return Replies(outcome, who, len(out), outcome.size, closed)
+            return Replies(outcome, who, len(out), outcome.size, closed, self.details(ask, who, out))
         # The size of late replies still counts: one is computed, and dropped with the round.
         size = self.engine.run(restricted(ask, out[:1])).size if len(out) else Size(0, 0)
-        return Replies(None, who, len(out), size, closed)
+        return Replies(None, who, len(out), size, closed, self.details(ask, who, out))
+
+    def details(self, ask: Ask, who: Tensor | None, out: Tensor) -> dict[str, list[int]]:
+        """The numbers of those asked, used and too late, as runs across sites record them; empty for large asks."""
+        if ask.ids.shape[0] > self.listed or ask.address[1] == PREPARATION:
+            return {}
+        asked: list[int] = ask.ids.tolist()
+        used = asked if who is None else [asked[at] for at in who.tolist()]
+        return {"clients": used, "asked_clients": asked, "late_clients": [asked[at] for at in out.tolist()]}
 
     def answers(self, ask: Ask) -> tuple[Tensor | None, Tensor, float]:
         """Positions of those that answer in time (None: all) and of those too late, and when the ask was closed."""

@@ -52,16 +52,17 @@ def measures(problem: Problem, z: Point, rows: Rows, steps: int) -> dict[str, fl
 class Pooled:
     """f of a problem on all rows at once, computed in slices."""
 
-    def __init__(self, problem: Problem, rows: Rows, dtype: torch.dtype) -> None:
-        self.problem, self.rows = problem, rows
+    def __init__(self, problem: Problem, rows: Rows, dtype: torch.dtype, at_once: int = SLICE) -> None:
+        """at_once: rows in a slice; where the device has no room for them, they become fewer."""
+        self.problem, self.rows, self.at_once = problem, rows, at_once
         self.noise = getattr(problem, "noise", 0)
         self.dtype = dtype
 
     def batches(self) -> Any:
         """(share of the rows, batch): weights sum to one in each, since a loss may have terms without weights."""
         total = len(self.rows.targets)
-        for first in range(0, total, SLICE):
-            inputs, targets = (part[first : first + SLICE] for part in self.rows)
+        for first in range(0, total, self.at_once):
+            inputs, targets = (part[first : first + self.at_once] for part in self.rows)
             weight = torch.full((len(targets),), 1 / len(targets), dtype=self.dtype, device=inputs.device)
             yield len(targets) / total, Batch(inputs, targets, weight, self._noise(first, len(targets), inputs.device))
 
@@ -83,9 +84,15 @@ class Pooled:
 
     def _summed(self, both: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         value = gradient = torch.zeros((), dtype=x.dtype, device=x.device)
-        for share, batch in self.batches():
-            g, v = both(x, y, batch)
-            value, gradient = value + share * v.detach(), gradient + share * g.detach()
+        try:
+            for share, batch in self.batches():
+                g, v = both(x, y, batch)
+                value, gradient = value + share * v.detach(), gradient + share * g.detach()
+        except torch.OutOfMemoryError:
+            if self.at_once <= SLICE:
+                raise
+            self.at_once //= 2
+            return self._summed(both, x, y)
         return value, gradient
 
 

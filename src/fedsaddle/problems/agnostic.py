@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedsaddle.contracts import Batch, Materials, Point, Rows, SettingError
 from fedsaddle.maths import flat
+from fedsaddle.metrics.auc import auc
 from fedsaddle.metrics.scalars import as_numbers
 from fedsaddle.models.checks import check_module
 from fedsaddle.problems.classes import correct, cross_entropy
@@ -48,14 +49,21 @@ class Agnostic:
 
     @torch.no_grad()
     def measure(self, z: Point, rows: Rows) -> dict[str, float]:
-        """Accuracy and cross-entropy, every row weighing the same."""
-        parts = [self.by_row(z, Rows(*part)) for part in zip(*(torch.split(p, SLICE) for p in rows), strict=True)]
-        return as_numbers({name: torch.cat([part[name] for part in parts]).double().mean() for name in parts[0]})
+        """Accuracy and cross-entropy, every row weighing the same; of two classes also the AUC of their log-odds."""
+        parts = [self._looks(z, Rows(*part)) for part in zip(*(torch.split(p, SLICE) for p in rows), strict=True)]
+        looks = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        odds = looks.pop("odds", None)
+        ranked = {} if odds is None else {"auc": auc(odds, rows.targets > 0)}
+        return as_numbers({name: values.double().mean() for name, values in looks.items()}) | ranked
 
     @torch.no_grad()
     def by_row(self, z: Point, rows: Rows) -> dict[str, Tensor]:
+        return {name: values for name, values in self._looks(z, rows).items() if name != "odds"}
+
+    def _looks(self, z: Point, rows: Rows) -> dict[str, Tensor]:
         outputs = flat.call(self.net, z.x, rows.inputs)
-        return {"accuracy": correct(outputs, rows.targets), "loss": cross_entropy(outputs, rows.targets)}
+        odds = {"odds": outputs[:, 1] - outputs[:, 0]} if outputs.dim() == 2 and outputs.shape[1] == 2 else {}
+        return {"accuracy": correct(outputs, rows.targets), "loss": cross_entropy(outputs, rows.targets), **odds}
 
     def alarms(self, measures: dict[str, float]) -> list[str]:
         return [] if isfinite(measures["loss"]) else [NOT_FINITE]

@@ -17,9 +17,11 @@ from fedsaddle.contracts import Batch, Materials, Point, Rows, SettingError, set
 from fedsaddle.maths import flat, projections
 from fedsaddle.metrics.primal import SLICE, Pooled, ascend, on_domain
 from fedsaddle.metrics.scalars import as_numbers
-from fedsaddle.models.checks import check_module
+from fedsaddle.models.checks import check_module, mixes_rows
 from fedsaddle.problems.agnostic import NOT_FINITE, classes_of
 from fedsaddle.problems.classes import correct, cross_entropy
+
+WIDE = 16384  # rows whose gradient is computed at once on a GPU
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,9 @@ class Robust:
 
         robust_loss is the cross-entropy on the perturbed rows; robust_objective is f there, the penalty subtracted.
         """
-        objective, at_rest = Pooled(self, rows, z.x.dtype), torch.zeros_like(z.y)
+        # Many rows keep a GPU busy; in batch norm they would change the result.
+        wide = rows.inputs.device.type == "cuda" and not mixes_rows(self)
+        objective, at_rest = Pooled(self, rows, z.x.dtype, WIDE if wide else SLICE), torch.zeros_like(z.y)
         got = self._fit(z.x, at_rest, rows, "")
         got["objective"] = objective.value(*z)
         for start, name in ((at_rest, ""), (z.y, "_from_y")):

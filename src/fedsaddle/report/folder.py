@@ -5,6 +5,9 @@
     checkpoints/       the newest few states of the run
     model.safetensors  the solution: x, y, and under the names of the problem
     summary.json       how it ended; only there once the run is complete
+    final.json         the last look at the solution: clients one by one, ROC curve; images.png of a generator
+    ended.json         why it ended early; gone when it goes on
+    environment.json   versions, kind of machine and date, of the last start
     preparation.json   for a table of one's own: how its columns become inputs
     calibration.json   how the clients were computed: ways tried, their seconds, the choice
 """
@@ -14,6 +17,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -51,13 +55,17 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         replace_file(self.path / "run.toml", tomli_w.dumps(tables).encode())
 
-    def keep(self, files: Mapping[str, str]) -> None:
+    def keep(self, files: Mapping[str, str | bytes]) -> None:
         """Further files, by name: how the data were prepared."""
-        for name, text in files.items():
-            replace_file(self.path / name, text.encode())
+        for name, content in files.items():
+            replace_file(self.path / name, content.encode() if isinstance(content, str) else content)
+
+    def keep_values(self, name: str, values: Mapping[str, Any]) -> None:
+        """A file NAME.json."""
+        self.keep({f"{name}.json": json.dumps(plain(dict(values)), indent=1, allow_nan=False) + "\n"})
 
     def keep_calibration(self, report: dict[str, Any]) -> None:
-        self.keep({"calibration.json": json.dumps(plain(report), indent=1) + "\n"})
+        self.keep_values("calibration", report)
 
     def calibration(self) -> dict[str, Any]:
         """What the run has found out about its own speed; empty where it has not."""
@@ -66,6 +74,18 @@ class RunFolder:
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
+
+    def tables(self) -> dict[str, Any]:
+        """The sections of run.toml."""
+        return tomllib.loads((self.path / "run.toml").read_text(encoding="utf-8"))
+
+    def end(self, how: Mapping[str, Any]) -> None:
+        """Note how a run ended before its last round: `how` in a word, `round`, `why` in words."""
+        self.keep_values("ended", how)
+
+    def go_on(self) -> None:
+        """The run is under way again."""
+        (self.path / "ended.json").unlink(missing_ok=True)
 
     def append(self, record: dict[str, Any]) -> None:
         try:
@@ -96,8 +116,7 @@ class RunFolder:
     def finish(self, model: dict[str, Tensor], summary: dict[str, Any]) -> None:
         tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.items()}
         replace_file(self.path / "model.safetensors", safetensors.torch.save(tensors))
-        text = json.dumps(plain(summary), indent=1, allow_nan=False)
-        replace_file(self.path / "summary.json", f"{text}\n".encode())
+        self.keep_values("summary", summary)
 
     def summary(self) -> dict[str, Any]:
         result: dict[str, Any] = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))

@@ -25,8 +25,9 @@ class Gated:
 
     single = True
 
-    def __init__(self, engine: Any, chain: tuple[Response, ...], admission: Admission) -> None:
-        self.engine, self.plain, self.admission = engine, Simulated(engine, chain), admission
+    def __init__(self, engine: Any, chain: tuple[Response, ...], admission: Admission, listed: int = 0) -> None:
+        """listed: asks of at most so many clients are recorded with their numbers."""
+        self.engine, self.plain, self.admission = engine, Simulated(engine, chain, listed), admission
         self.strikes: dict[int, int] = {}
         self.norms: dict[str, Any] = {}
 
@@ -50,9 +51,10 @@ class Gated:
         good = torch.tensor([not reason for reason in reasons])
         if not bool(good.all()):
             self.engine.put_back(asked.ids[~good], map_leaves(lambda leaf: leaf[~good.to(leaf.device)], before))
-        details = {"refused": [{"node": f"client {int(client)}", "reason": reason}
-                               for client, reason in zip(asked.ids, reasons, strict=True) if reason]}
+        refused = [{"node": f"client {int(client)}", "reason": reason}
+                   for client, reason in zip(asked.ids, reasons, strict=True) if reason]
         who = answering[good]
+        details = {**self.plain.details(ask, who, out), "refused": refused}
         if not len(who):
             return Replies(None, who, late, outcome.size, closed, details)
         kept = [tree for tree, reason in zip(trees, reasons, strict=True) if not reason]

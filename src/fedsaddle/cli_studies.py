@@ -1,0 +1,111 @@
+"""The command `reproduce`: a paper's experiment over seeds, its table, its claims and its page."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedsaddle.assemble import device_of
+from fedsaddle.config import Settings
+from fedsaddle.report import page
+from fedsaddle.report.folder import replace_file
+from fedsaddle.studies import errands, reproduce, study
+from fedsaddle.studies.claims import FAILS, HOLDS
+from fedsaddle.studies.errands import COMPLETE, DIVERGED, FAILED, STOPPED, Errand, News
+from fedsaddle.studies.text import markdown
+
+out, err = Console(), Console(stderr=True)
+ON_A_GPU = 4  # runs at once: one small model does not fill it
+COLOURS = {HOLDS: "green", FAILS: "red"}
+
+
+def add_to(app: typer.Typer) -> None:
+    @app.command("reproduce")
+    def reproduce_(
+        name: Annotated[str, typer.Argument(help="a recipe (`fedsaddle list recipes`), or a settings file")],
+        seeds: Annotated[int | None, typer.Option(min=1, help="runs of every method; 3 if not given")] = None,
+        quick: Annotated[bool, typer.Option("--quick", help="a miniature of minutes, labelled as such")] = False,
+        only: Annotated[list[str] | None, typer.Option("--only", help="label of a method; all if not given")] = None,
+        set_: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, over the file")] = None,
+        jobs: Annotated[int | None, typer.Option(min=1, help="runs at once; as the machine has cores")] = None,
+        target: Annotated[Path | None, typer.Option("--out", help="folder; results/NAME if not given")] = None,
+    ) -> None:
+        """Run an experiment of a paper over seeds, and put its numbers and claims beside the paper's.
+
+        What is done is skipped, what was stopped goes on: call it again after Ctrl-C or a crash.
+        """
+        plan = reproduce.planned(study.load(name), seeds, quick, only or (), set_ or ())
+        folder = target or Path("results") / (f"{plan.study.name}-quick" if quick else plan.study.name)
+        at_once = jobs or usual_jobs(plan.settings)
+        whole = reproduce.errands(plan, folder, alone=at_once == 1)
+        found = carry_out(whole, at_once)
+        _complain(found.values())
+        got = reproduce.results(plan, folder)
+        reproduce.write(plan, folder, got)
+        _show(plan, got)
+        written = page.write([folder], folder / "report.html", title=plan.study.about, plots=folder / "plots")
+        replace_file(folder / "README.md", markdown(plan, got, folder).encode())
+        out.print(f"page: {written}\nfolder: {folder}", soft_wrap=True)
+
+
+def usual_jobs(settings: Settings) -> int:
+    return ON_A_GPU if device_of(settings.run).type == "cuda" else os.cpu_count() or 1
+
+
+def carry_out(whole: Sequence[Errand], jobs: int) -> dict[Path, News]:
+    """With a bar over all rounds of all runs."""
+    with bar(sum(errand.settings.run.rounds for errand in whole)) as tell:
+        found = errands.carry_out(whole, jobs, tell)
+    if any(news.state == STOPPED for news in found.values()) or len(found) < len(whole):
+        err.print("stopped with checkpoints; the same command goes on")
+        raise typer.Exit(130)
+    return found
+
+
+@contextmanager
+def bar(rounds: int) -> Iterator[Callable[[News], None]]:
+    done: dict[Path, int] = {}
+    columns: list[Any] = [TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
+                          TimeRemainingColumn()]
+    with Progress(*columns, console=err) as progress:
+        task = progress.add_task("rounds", total=rounds)
+
+        def tell(news: News) -> None:
+            done[news.folder] = max(done.get(news.folder, 0), news.round)
+            progress.update(task, completed=sum(done.values()),
+                            description="/".join(news.folder.parts[-2:]) + (f" {news.state}" if news.state else ""))
+
+        yield tell
+
+
+def _complain(found: Any) -> None:
+    for news in found:
+        if news.state in (FAILED, DIVERGED):
+            err.print(f"[yellow]{'/'.join(news.folder.parts[-2:])}: {news.state}: {news.why}[/yellow]", soft_wrap=True)
+    if found and not any(news.state in (COMPLETE, DIVERGED) for news in found):
+        raise typer.Exit(1)
+
+
+def _show(plan: reproduce.Plan, got: reproduce.Results) -> None:
+    head, *rows = reproduce.table(plan, got)
+    title = plan.study.about + (" (miniature: --quick)" if plan.quick else "")
+    shown = Table(title=title, caption=plan.study.paper.table or None)
+    for name in head:
+        shown.add_column(name, justify="left" if name == "method" else "right")
+    for row in rows:
+        shown.add_row(*row)
+    out.print(shown)
+    for line in got.lines:
+        for death in line.died:
+            out.print(f"[yellow]{line.label}, {death}[/yellow]", soft_wrap=True)
+    for verdict in got.verdicts:
+        colour = COLOURS.get(verdict.verdict, "yellow")
+        out.print(f"[{colour}]{verdict.verdict}[/{colour}]: {verdict.text}\n    {verdict.detail}", soft_wrap=True)

@@ -1,0 +1,168 @@
+// Curves over seeds: a measure against rounds, floats, bytes or virtual time.
+const AXIS = {
+  rounds: ["rounds", "round"], floats: ["floats received by the server", "floats received"],
+  bytes: ["bytes sent, both ways", "bytes"], time: ["virtual time (seconds)", "virtual seconds"],
+};
+
+function smoothed(values, width) {
+  if (width < 2) return values;
+  return values.map((value, at) => {
+    if (value === null) return null;
+    const kept = values.slice(Math.max(0, at - width + 1), at + 1).filter((each) => each !== null);
+    return kept.reduce((sum, each) => sum + each, 0) / kept.length;
+  });
+}
+
+function points(run, axis, measure, width) {
+  const values = smoothed(run.y[measure] || [], width);
+  return values.map((value, at) => [run.x[axis][at], value]);
+}
+
+// The value of a broken line at x; null outside of it or in a gap.
+function between(line, x) {
+  if (!line.length || x < line[0][0] || x > line[line.length - 1][0]) return null;
+  let low = 0, high = line.length - 1;
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if (line[middle][0] <= x) low = middle; else high = middle;
+  }
+  const [[x0, y0], [x1, y1]] = [line[low], line[high]];
+  if (x === x1) return y1;
+  if (y0 === null || y1 === null) return x === x0 ? y0 : null;
+  return x1 === x0 ? y1 : y0 + ((y1 - y0) * (x - x0)) / (x1 - x0);
+}
+
+function statistics(values) {
+  const kept = values.filter((value) => value !== null && value !== undefined);
+  if (!kept.length) return { mean: null, deviation: null, low: null, high: null, count: 0 };
+  const mean = kept.reduce((sum, value) => sum + value, 0) / kept.length;
+  const squares = kept.reduce((sum, value) => sum + (value - mean) ** 2, 0);
+  const [low, high] = extent(kept);
+  return { mean, low, high, count: kept.length, deviation: kept.length > 1 ? Math.sqrt(squares / (kept.length - 1)) : null };
+}
+
+// One series: its grid with statistics over the seeds that count, and every seed by itself.
+function curve(one, axis, measure, width) {
+  const each = one.runs.map((run) => ({ run, line: points(run, axis, measure, width) }));
+  const counted = each.filter(({ run, line }) => run.counts && line.some(([, y]) => y !== null)).map(({ line }) => line);
+  let grid = [];
+  if (axis === "rounds") {
+    const at = counted.map((line) => new Map(line));
+    grid = [...new Set(counted.flatMap((line) => line.map(([x]) => x)))].sort((a, b) => a - b)
+      .map((x) => ({ x, ...statistics(at.map((values) => values.get(x))) }));
+  } else if (counted.length === 1) {
+    grid = counted[0].map(([x, y]) => ({ x, ...statistics([y]) }));
+  } else if (counted.length) {
+    const from = Math.max(...counted.map((line) => line[0][0])), to = Math.min(...counted.map((line) => line[line.length - 1][0]));
+    const count = Math.max(2, ...counted.map((line) => line.length));
+    for (let at = 0; at < count && to >= from; at += 1) {
+      const x = at === count - 1 ? to : from + ((to - from) * at) / (count - 1);
+      grid.push({ x, ...statistics(counted.map((line) => between(line, x))) });
+    }
+  }
+  return { grid, each };
+}
+
+function edges(point, band) {
+  if (band === "deviation" && point.deviation !== null) return [point.mean - point.deviation, point.mean + point.deviation];
+  if (band === "range" && point.count > 1) return [point.low, point.high];
+  return null;
+}
+
+function drawCurves() {
+  const host = section("curves");
+  if (!host) return;
+  const chart = el("div", { class: "chart" });
+  const again = () => draw();
+  const [measureLabel, measure] = choice("measure", data.measures.map((name) => [name, name]), again);
+  const [axisLabel, axis] = choice("against", data.axes.map((name) => [name, AXIS[name][0]]), again);
+  const [bandLabel, band] = choice("over seeds", [["deviation", "± one standard deviation"], ["range", "least to most"],
+    ["seeds", "every seed"], ["none", "mean only"]], again);
+  const width = el("input", { type: "number", min: 1, max: 100, value: data.smooth });
+  const log = el("input", { type: "checkbox" });
+  width.addEventListener("input", again);
+  log.addEventListener("change", again);
+  measure.id = "measure"; axis.id = "axis"; band.id = "band"; width.id = "smooth"; log.id = "log";
+  measure.value = data.headline;
+  host.append(el("div", { class: "controls" }, measureLabel, axisLabel, bandLabel,
+    el("label", {}, "mean of the last", width, "evaluations"), el("label", {}, log, "log scale")), legend(), chart);
+
+  let state = null;
+  function draw() {
+    const steps = Math.max(1, Math.floor(Number(width.value)) || 1);
+    const all = data.series.map((one) => curve(one, axis.value, measure.value, steps));
+    const shown = all.map((one, at) => ({ ...one, at })).filter(({ at }) => !hidden.has(at));
+    const values = shown.flatMap(({ grid, each }) => [...grid.flatMap((point) => [point.mean, ...(edges(point, band.value) || [])]),
+      ...each.filter(({ run }) => band.value === "seeds" || !run.counts).flatMap(({ line }) => line.map(([, y]) => y))]);
+    const positive = values.filter((value) => value !== null && value > 0);
+    const useLog = log.checked && positive.length > 0;
+    const yRange = extent(useLog ? positive : values);
+    const xRange = extent(shown.flatMap(({ grid, each }) => [...grid.map(({ x }) => x), ...each.flatMap(({ line }) => line.map(([x]) => x))]));
+    if (!yRange || !xRange) {
+      chart.replaceChildren(el("p", { class: "note" }, "Nothing to draw: no finite value is shown."));
+      state = null;
+      return;
+    }
+    const x = { label: AXIS[axis.value][0], range: xRange[0] === xRange[1] ? padded(xRange) : xRange };
+    const y = { label: measure.value, range: useLog ? [yRange[0] / 1.1, yRange[1] * 1.1] : padded(yRange), log: useLog };
+    state = { ...frame(chart, { x, y, title: `${measure.value} against ${x.label}` }), shown };
+    shown.forEach((one) => one.grid.length + one.each.length && drawOne(state, one, band.value, useLog));
+    const end = () => { untip(chart); state && state.drawing.querySelectorAll(".cursor").forEach((old) => old.remove()); };
+    state.drawing.addEventListener("pointermove", (event) => hover(event, chart, state, axis.value));
+    state.drawing.addEventListener("pointerleave", end);
+  }
+  drawn(draw);
+}
+
+function drawOne({ drawing, sx, sy }, { grid, each, at }, band, log) {
+  const group = svg("g", { class: series(at), "data-series": at });
+  let run = [];
+  const flush = () => {
+    if (run.length > 1) {
+      const upper = run.map(([x, [, high]]) => `${sx(x).toFixed(1)} ${sy(high).toFixed(1)}`);
+      const lower = run.map(([x, [low]]) => `${sx(x).toFixed(1)} ${sy(low).toFixed(1)}`).reverse();
+      group.append(svg("path", { class: "band", d: `M${upper.concat(lower).join("L")}Z` }));
+    }
+    run = [];
+  };
+  for (const point of grid) {
+    const around = point.mean === null ? null : edges(point, band);
+    if (around && !(log && around[0] <= 0)) run.push([point.x, around]); else flush();
+  }
+  flush();
+  for (const { run: one, line } of each) {
+    if (band !== "seeds" && one.counts) continue;
+    group.append(svg("path", { class: "thin", d: path(line, sx, sy, log), "stroke-dasharray": one.counts ? null : "3 3" }));
+    const last = line.filter(([, y]) => y !== null && !(log && y <= 0)).pop();
+    if (last && one.state === "diverged") {
+      const [px, py] = [sx(last[0]), sy(last[1])];
+      group.append(svg("path", { class: "mark", d: `M${px - 4} ${py - 4}L${px + 4} ${py + 4}M${px - 4} ${py + 4}L${px + 4} ${py - 4}` }));
+    }
+  }
+  const line = grid.map(({ x, mean }) => [x, mean]);
+  if (band !== "seeds") group.append(svg("path", { class: "line", d: path(line, sx, sy, log), "stroke-dasharray": dash(at) }));
+  if (line.length === 1 && line[0][1] !== null) group.append(svg("circle", { class: "dot", cx: sx(line[0][0]), cy: sy(line[0][1]), r: 4 }));
+  drawing.append(group);
+}
+
+// Against rounds the pointer goes to the nearest evaluation; else values are read off the lines.
+function hover(event, chart, { drawing, sx, box, width, shown }, axis) {
+  const at = pointer(event, drawing, width);
+  const [low, high] = [box.left, box.right];
+  const grids = shown.flatMap(({ grid }) => grid.map(({ x }) => x));
+  if (!grids.length) return;
+  const ends = extent(grids);
+  const share = (Math.min(high, Math.max(low, at.x)) - low) / (high - low);
+  const [x0, x1] = [ends[0], ends[1]];
+  let x = Math.min(x1, Math.max(x0, x0 + ((share * (high - low) + low - sx(x0)) / ((sx(x1) - sx(x0)) || 1)) * (x1 - x0)));
+  if (axis === "rounds") x = grids.reduce((best, each) => (Math.abs(each - x) < Math.abs(best - x) ? each : best), grids[0]);
+  drawing.querySelectorAll(".cursor").forEach((old) => old.remove());
+  drawing.append(svg("line", { class: "cursor", x1: sx(x), x2: sx(x), y1: box.top, y2: box.bottom }));
+  const rows = shown.map(({ grid, at: number }) => {
+    const find = (name) => (axis === "rounds" ? (grid.find((point) => point.x === x) || {})[name] ?? null
+      : between(grid.map((point) => [point.x, point[name]]), x));
+    const deviation = find("deviation");
+    return [swatch(number), labels[number], told(find("mean")), deviation === null ? "" : `± ${told(deviation)}`];
+  });
+  tip(chart, sx(x) / at.unit, 10, `${AXIS[axis][1]} ${axis === "time" ? told(x) : whole(x)}`, rows);
+}

@@ -1,0 +1,164 @@
+"""What a paper claims, put so that numbers can answer: each claim becomes a verdict with its reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from fedsaddle.config import validated
+from fedsaddle.config.validation import nearest
+from fedsaddle.contracts import SettingError, setting
+from fedsaddle.studies import curves as of
+from fedsaddle.studies.curves import Curve, Spread, spread
+
+HOLDS, FAILS, UNDECIDED, UNKNOWN = "holds", "does not hold", "within spread", "not measured"
+KINDS = ("above", "not below", "reaches", "never reaches", "sooner", "usable")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One sentence of the paper."""
+
+    text: str = setting("", "the claim in words")
+    kind: str = setting("above", "above: methods beat others; not below: by no more than margin; reaches, never "
+                        "reaches: a value within so many rounds; sooner: in fewer rounds than others; usable: the "
+                        "most steps of `methods` that lose no more than margin are factor times those of `than`",
+                        choices=KINDS)
+    methods: tuple[str, ...] = setting((), "labels that it is about")
+    than: tuple[str, ...] = setting((), "labels that they are compared with")
+    at: str = setting("end", "which value of a curve: end, best, or where all have sent equally many floats",
+                      choices=("end", "best", "equal floats"))
+    value: float = setting(0.0, "the value to reach")
+    within: float = setting(math.inf, "rounds in which it is to be reached")
+    margin: float = setting(0.0, "how much less still counts as equal", at_least=0)
+    factor: float = setting(1.0, "of `usable`", above=0)
+    measure: str = setting("", "another measure than the paper's own")
+
+
+class Verdict(NamedTuple):
+    text: str
+    verdict: str
+    detail: str
+
+
+class Evidence(NamedTuple):
+    """What was measured for a claim."""
+
+    curves: Mapping[str, Sequence[Curve]]  # of every method that was run
+    higher: bool
+    steps: Mapping[str, int]  # local steps of every method
+
+
+def claim_from(table: Mapping[str, Any], where: str, labels: set[str]) -> Claim:
+    claim = Claim(**validated(Claim, table, where))
+    for label in (*claim.methods, *claim.than):
+        if label not in labels:
+            raise SettingError(f"{where}: {label!r} is no method of this file{nearest(label, labels)}")
+    compares = claim.kind in ("above", "not below", "sooner", "usable")
+    if not claim.methods or not claim.text or compares != bool(claim.than):
+        raise SettingError(f"{where}: needs a text, methods, and `than` where methods are compared")
+    return claim
+
+
+def judge(claim: Claim, evidence: Evidence) -> Verdict:
+    missing = [label for label in (*claim.methods, *claim.than) if not evidence.curves.get(label)]
+    if missing:
+        return Verdict(claim.text, UNKNOWN, f"not run: {', '.join(missing)}")
+    if not any(curve.looks for label in (*claim.methods, *claim.than) for curve in evidence.curves[label]):
+        return Verdict(claim.text, UNKNOWN, "the measure is not in the records")
+    return Verdict(claim.text, *JUDGES[claim.kind](claim, evidence))
+
+
+def _compared(claim: Claim, evidence: Evidence) -> tuple[str, str]:
+    """Every method against every other one; the least favourable pair decides."""
+    values = _values(claim, evidence)
+    sign = 1 if evidence.higher else -1
+    verdicts, words = [], []
+    for one in claim.methods:
+        for other in claim.than:
+            gap = sign * (values[one].mean - values[other].mean) + claim.margin
+            noise = math.hypot(values[one].deviation, values[other].deviation)
+            verdicts.append(_decided(gap, noise, claim.margin > 0))
+    words = [f"{label} {values[label]}" for label in dict.fromkeys((*claim.methods, *claim.than))]
+    return _worst(verdicts), "; ".join(words)
+
+
+def _decided(gap: float, noise: float, tolerant: bool) -> str:
+    if math.isnan(gap):
+        return UNKNOWN
+    if gap > (0 if tolerant else noise):
+        return HOLDS
+    return UNDECIDED if gap >= -noise and noise > 0 else FAILS
+
+
+def _reaches(claim: Claim, evidence: Evidence) -> tuple[str, str]:
+    """In all seeds, in some, in none."""
+    never = claim.kind == "never reaches"
+    verdicts, words = [], []
+    for label in claim.methods:
+        taken = [of.rounds_to(curve, claim.value, evidence.higher, claim.within) for curve in evidence.curves[label]]
+        hits = sum(math.isfinite(rounds) for rounds in taken)
+        wanted = 0 if never else len(taken)
+        verdicts.append(HOLDS if hits == wanted else UNDECIDED if 0 < hits < len(taken) else FAILS)
+        rounds = ", ".join(f"{value:.0f}" for value in taken if math.isfinite(value))
+        best = spread(of.at_best(curve, evidence.higher) for curve in evidence.curves[label])
+        words.append(f"{label}: {hits} of {len(taken)} seeds" + (f" (rounds {rounds})" if rounds else "")
+                     + f", best {best}")
+    return _worst(verdicts), "; ".join(words)
+
+
+def _sooner(claim: Claim, evidence: Evidence) -> tuple[str, str]:
+    taken = {label: spread(of.rounds_to(curve, claim.value, evidence.higher, claim.within)
+                           for curve in evidence.curves[label]) for label in (*claim.methods, *claim.than)}
+    verdicts = []
+    for one in claim.methods:
+        for other in claim.than:
+            if math.isinf(taken[one].mean):
+                verdicts.append(FAILS)
+            else:
+                noise = math.hypot(taken[one].deviation, taken[other].deviation)
+                verdicts.append(_decided(taken[other].mean - taken[one].mean, noise, False))
+    return _worst(verdicts), "; ".join(f"{label} {_rounds(value)}" for label, value in taken.items())
+
+
+def _usable(claim: Claim, evidence: Evidence) -> tuple[str, str]:
+    """The largest number of local steps, in a family of labels, at which no more than the margin is lost."""
+    values, sign = _values(claim, evidence), 1 if evidence.higher else -1
+
+    def largest(labels: Sequence[str]) -> str:
+        best = max(sign * values[label].mean for label in labels)
+        return max((label for label in labels if sign * values[label].mean >= best - claim.margin),
+                   key=lambda label: evidence.steps[label])
+
+    one, other = largest(claim.methods), largest(claim.than)
+    ratio = evidence.steps[one] / evidence.steps[other]
+    words = "; ".join(f"{label} {values[label]}" for label in (*claim.methods, *claim.than))
+    return (HOLDS if ratio >= claim.factor else FAILS), f"{one} against {other}, {ratio:g} times the steps ({words})"
+
+
+def _values(claim: Claim, evidence: Evidence) -> dict[str, Spread]:
+    """Of every method, at the place that the claim names."""
+    labels = (*claim.methods, *claim.than)
+    budget = of.common_floats(curve for label in labels for curve in evidence.curves[label])
+    read: dict[str, Callable[[Curve], float]] = {
+        "end": of.at_end, "best": lambda curve: of.at_best(curve, evidence.higher),
+        "equal floats": lambda curve: of.at_floats(curve, budget),
+    }
+    return {label: spread(read[claim.at](curve) for curve in evidence.curves[label]) for label in labels}
+
+
+def _worst(verdicts: Sequence[str]) -> str:
+    return next(kind for kind in (UNKNOWN, FAILS, UNDECIDED, HOLDS) if kind in verdicts)
+
+
+def _rounds(value: Spread) -> str:
+    if math.isinf(value.mean):
+        reached = [v for v in value.values if math.isfinite(v)]
+        return f"in {len(reached)} of {len(value.values)} seeds" if reached else "never"
+    return f"{value.mean:.0f} ± {value.deviation:.0f} rounds"
+
+
+JUDGES = {"above": _compared, "not below": _compared, "reaches": _reaches, "never reaches": _reaches,
+          "sooner": _sooner, "usable": _usable}

@@ -1,0 +1,232 @@
+"""Studies: what a paper claims against what was measured, settings of single methods, a recipe over seeds."""
+
+import csv
+import json
+import math
+import statistics
+
+import pytest
+
+from fedsaddle import recipes
+from fedsaddle.assemble import job_from_settings
+from fedsaddle.config import method, read, settle, tables_of
+from fedsaddle.contracts import SettingError
+from fedsaddle.studies import curves, errands, reproduce, study
+from fedsaddle.studies.claims import FAILS, HOLDS, UNDECIDED, UNKNOWN, Claim, Evidence, claim_from, judge
+from fedsaddle.studies.curves import Curve, Look
+
+SMALL = """# two methods on digits
+# - a departure
+[run]
+rounds = 6
+evaluate_every = 2
+batch_size = 5
+execution = "eager"
+[data]
+name = "digits"
+clients = 10
+positive = 0
+[model]
+name = "linear"
+[problem]
+name = "auc"
+[algorithms.NC]
+name = "cdma-nc"
+asked = 4
+[algorithms.Averaged]
+name = "fedavg"
+asked = 4
+[overrides.Averaged]
+problem = "agnostic"
+[overrides.Averaged.run]
+rounds = 4
+[overrides.Averaged.participation]
+select = { name = "cyclic", groups = 2 }
+[paper]
+measure = "test.auc"
+[paper.published]
+NC = 0.9
+[[paper.claims]]
+text = "both are measured"
+kind = "reaches"
+methods = ["NC", "Averaged"]
+value = 0.0
+[quick]
+set = ["run.rounds=2"]
+seeds = 1
+only = ["NC"]
+"""
+
+
+def curve(*values, seed=0, every=10, floats=100, died=""):
+    return Curve(seed, tuple(Look(every * (i + 1), floats * (i + 1), v) for i, v in enumerate(values)), died)
+
+
+def verdict(curves_, higher=True, steps=None, **claim):
+    return judge(Claim(text="t", **claim), Evidence(curves_, higher, steps or {}))
+
+
+@pytest.fixture
+def small(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL, encoding="utf-8")
+    return path
+
+
+# --- claims ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_gap_beyond_the_spread_holds_one_within_it_is_undecided_a_wrong_order_fails():
+    far = {"A": [curve(0.9), curve(0.92)], "B": [curve(0.5), curve(0.52)]}
+    near = {"A": [curve(0.90), curve(0.80)], "B": [curve(0.84), curve(0.78)]}  # gap 0.04, spread 0.082
+    assert verdict(far, kind="above", methods=("A",), than=("B",)).verdict == HOLDS
+    assert verdict(far, kind="above", methods=("B",), than=("A",)).verdict == FAILS
+    assert verdict(near, kind="above", methods=("A",), than=("B",)).verdict == UNDECIDED
+
+
+def test_where_less_is_better_the_lower_curve_is_above():
+    losses = {"A": [curve(0.1)], "B": [curve(0.7)]}
+    assert verdict(losses, higher=False, kind="above", methods=("A",), than=("B",)).verdict == HOLDS
+    assert verdict(losses, higher=False, kind="above", methods=("B",), than=("A",)).verdict == FAILS
+
+
+def test_the_least_favourable_pair_decides():
+    three = {"A": [curve(0.9)], "B": [curve(0.5)], "C": [curve(0.95)]}
+    assert verdict(three, kind="above", methods=("A",), than=("B", "C")).verdict == FAILS
+
+
+def test_at_equal_floats_a_method_is_read_where_all_have_sent_as_much():
+    runs = {"A": [curve(0.6, 0.7, 0.9, floats=100)], "B": [curve(0.65, 0.8, floats=100)]}  # B ends at 200 floats
+    ahead = verdict(runs, kind="above", methods=("A",), than=("B",), at="end")
+    behind = verdict(runs, kind="above", methods=("A",), than=("B",), at="equal floats")
+    assert (ahead.verdict, behind.verdict) == (HOLDS, FAILS)
+    assert "A 0.7000" in behind.detail
+    assert "B 0.8000" in behind.detail
+
+
+def test_reaching_a_value_is_counted_seed_by_seed_and_only_within_the_rounds():
+    runs = {"A": [curve(0.1, 0.6), curve(0.1, 0.4)]}
+    half = verdict(runs, kind="reaches", methods=("A",), value=0.5)
+    assert half.verdict == UNDECIDED
+    assert "1 of 2 seeds (rounds 20)" in half.detail
+    assert verdict(runs, kind="reaches", methods=("A",), value=0.5, within=10.0).verdict == FAILS
+    assert verdict(runs, kind="never reaches", methods=("A",), value=0.5, within=10.0).verdict == HOLDS
+    assert verdict(runs, kind="reaches", methods=("A",), value=0.35).verdict == HOLDS
+
+
+def test_sooner_compares_rounds_and_never_counts_as_infinitely_many():
+    runs = {"A": [curve(0.1, 0.6, 0.6)], "B": [curve(0.1, 0.1, 0.6)], "C": [curve(0.1, 0.1, 0.1)]}
+    assert verdict(runs, kind="sooner", methods=("A",), than=("B", "C"), value=0.5).verdict == HOLDS
+    assert verdict(runs, kind="sooner", methods=("B",), than=("A",), value=0.5).verdict == FAILS
+    assert verdict(runs, kind="sooner", methods=("C",), than=("C",), value=0.5).verdict == FAILS
+
+
+def test_usable_steps_are_the_most_that_lose_no_more_than_the_margin():
+    runs = {"S1": [curve(0.9)], "S8": [curve(0.895)], "S32": [curve(0.85)], "P1": [curve(0.9)], "P8": [curve(0.8)]}
+    steps = {"S1": 1, "S8": 8, "S32": 32, "P1": 1, "P8": 8}
+    claim = {"kind": "usable", "methods": ("S1", "S8", "S32"), "than": ("P1", "P8"), "margin": 0.01}
+    assert verdict(runs, steps=steps, factor=8.0, **claim).verdict == HOLDS
+    assert verdict(runs, steps=steps, factor=9.0, **claim).verdict == FAILS
+
+
+def test_what_was_not_run_is_not_judged():
+    assert verdict({"A": [curve(0.9)]}, kind="above", methods=("A",), than=("B",)).verdict == UNKNOWN
+
+
+def test_a_claim_about_an_unknown_method_names_the_nearest():
+    with pytest.raises(SettingError, match="'CDMA-ON' is no method of this file; did you mean 'CDMA-ONE'"):
+        claim_from({"text": "t", "methods": ["CDMA-ON"], "than": ["CDMA-ONE"]}, "paper.claims.0", {"CDMA-ONE"})
+    with pytest.raises(SettingError, match="needs a text, methods, and `than`"):
+        claim_from({"text": "t", "methods": ["A"], "kind": "above"}, "paper.claims.0", {"A"})
+
+
+def test_smoothing_is_the_mean_of_so_many_evaluations():
+    records = [{"round": r, "total": {"floats_up": r}, "measures": {"test": {"auc": v}}}
+               for r, v in enumerate((0.0, 0.3, 0.6, 0.9), start=1)]
+    looks = curves.looks(records, "test.auc", 2)
+    assert [(look.round, look.value) for look in looks] == [(2, 0.15), (3, pytest.approx(0.45)), (4, 0.75)]
+    assert curves.looks(records, "train.auc", 1) == ()
+
+
+# --- settings of single methods --------------------------------------------------------------------------------------
+
+
+def test_overrides_are_of_one_method_alone_and_survive_being_written(small):
+    settings = settle(read(small))
+    assert settle(tables_of(settings)) == settings
+    one, other = method(settings, "NC"), method(settings, "Averaged")
+    assert (one.problem.name, one.run.rounds, one.select.name) == ("auc", 6, "uniform")
+    assert (other.problem.name, other.run.rounds, other.select.name) == ("agnostic", 4, "cyclic")
+    assert other.run.batch_size == one.run.batch_size == 5
+    assert (other.single, other.overrides) == (True, {})
+    job = job_from_settings(settings, "Averaged")
+    assert (type(job.problem).__name__, job.federation.cycle, job.plan.rounds) == ("Agnostic", 2, 4)
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ("overrides.Avraged.run.rounds=3", "no method of that name; did you mean 'Averaged'"),
+    ("overrides.NC.algorithm.eta=3", "no such section"),
+    ("overrides.NC.run.rounds=0", "overrides.NC: run.rounds = 0: must be"),
+])
+def test_an_override_that_does_not_fit_is_refused_by_name(small, change, words):
+    with pytest.raises(SettingError, match=words):
+        settle(read(small), [change])
+
+
+# --- recipes as studies ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_every_recipe_is_a_study_whose_claims_are_about_its_methods(name):
+    found = study.load(name)
+    plan = reproduce.planned(found, None, quick=False, only=(), assignments=())
+    assert plan.seeds == 3
+    for quick in (False, True) if found.quick else (False,):
+        plan = reproduce.planned(found, None, quick=quick, only=(), assignments=())
+        for errand in reproduce.errands(plan, recipes.FOLDER, alone=False):
+            assert settle(tables_of(errand.settings)) == errand.settings
+    assert found.paper.claims or "/" not in name
+
+
+def test_an_experiment_over_seeds_ends_in_the_numbers_of_its_records(small, tmp_path):
+    out, said = tmp_path / "out", []
+    plan = reproduce.planned(study.load(str(small)), 2, quick=False, only=(), assignments=())
+    whole = reproduce.errands(plan, out, alone=False)
+    assert [errand.settings.run.seed for errand in whole] == [0, 0, 1, 1]
+    found = errands.carry_out(whole, 1, said.append)
+    assert {news.state for news in found.values()} == {errands.COMPLETE}
+    got = reproduce.results(plan, out)
+    reproduce.write(plan, out, got)
+
+    last = {label: [json.loads((out / label / f"seed-{seed}" / "records.jsonl").read_text().splitlines()[-1])
+                    ["measures"]["test"]["auc"] for seed in (0, 1)] for label in ("NC", "Averaged")}
+    assert last["NC"][0] != last["NC"][1]
+    numbers = json.loads((out / "results.json").read_text())["methods"]
+    for label, values in last.items():
+        assert numbers[label]["value"]["mean"] == pytest.approx(statistics.mean(values), abs=1e-12)
+        assert numbers[label]["value"]["deviation"] == pytest.approx(statistics.stdev(values), abs=1e-12)
+    about = json.loads((out / "study.json").read_text())
+    assert about["claims"][0]["verdict"] == HOLDS
+    assert about["published"] == {"NC": 0.9}
+    assert about["command"].endswith("--seeds 2")
+    assert about["departures"] == "- a departure"
+    rows = list(csv.DictReader((out / "curves.csv").open()))
+    assert [row["round"] for row in rows if row["method"] == "Averaged"] == ["2", "4"]
+    last_mean = float([row for row in rows if row["method"] == "NC"][-1]["mean"])
+    assert math.isclose(last_mean, numbers["NC"]["value"]["mean"])
+
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("records.jsonl")}
+    errands.carry_out(whole, 1, said.append)  # all is done: nothing runs again
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("records.jsonl")} == before
+    other = reproduce.planned(study.load(str(small)), 2, quick=False, only=(), assignments=["run.batch_size=7"])
+    with pytest.raises(SettingError, match="holds a run with other settings"):
+        errands.prepare(reproduce.errands(other, out, alone=False)[0])
+
+
+def test_a_miniature_is_smaller_and_says_so(small):
+    plan = reproduce.planned(study.load(str(small)), None, quick=True, only=(), assignments=())
+    assert (plan.labels, plan.seeds, plan.settings.run.rounds) == (("NC",), 1, 2)
+    assert "--quick" in plan.command
+    small.write_text(SMALL.partition("[quick]")[0], encoding="utf-8")
+    with pytest.raises(SettingError, match="has no miniature"):
+        reproduce.planned(study.load(str(small)), None, quick=True, only=(), assignments=())
