@@ -35,7 +35,7 @@ MAY_SEE = {  # room: what it may import besides itself
     "cli_keys": MIDDLE,
     "studies": (*MIDDLE, "assemble", "runs"),
     "cli_report": MIDDLE,
-    "cli_studies": (*MIDDLE, "assemble", "studies"),
+    "cli_studies": (*MIDDLE, "studies"),
     "cli_sites": ANYTHING,
     "serving": (*MIDDLE, "assemble", "runs"),
     "cli_images": ANYTHING,

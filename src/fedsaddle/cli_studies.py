@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +12,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedsaddle.assemble import device_of
-from fedsaddle.config import Settings
 from fedsaddle.report import page
 from fedsaddle.report.folder import replace_file
 from fedsaddle.studies import errands, reproduce, study
@@ -23,7 +20,6 @@ from fedsaddle.studies.errands import COMPLETE, DIVERGED, FAILED, STOPPED, Erran
 from fedsaddle.studies.text import markdown
 
 out, err = Console(), Console(stderr=True)
-ON_A_GPU = 4  # runs at once: one small model does not fill it
 COLOURS = {HOLDS: "green", FAILS: "red"}
 
 
@@ -44,7 +40,7 @@ def add_to(app: typer.Typer) -> None:
         """
         plan = reproduce.planned(study.load(name), seeds, quick, only or (), set_ or ())
         folder = target or Path("results") / (f"{plan.study.name}-quick" if quick else plan.study.name)
-        at_once = jobs or usual_jobs(plan.settings)
+        at_once = jobs or errands.usual_jobs(plan.settings)
         whole = reproduce.errands(plan, folder, alone=at_once == 1)
         found = carry_out(whole, at_once)
         _complain(found.values())
@@ -54,10 +50,6 @@ def add_to(app: typer.Typer) -> None:
         written = page.write([folder], folder / "report.html", title=plan.study.about, plots=folder / "plots")
         replace_file(folder / "README.md", markdown(plan, got, folder).encode())
         out.print(f"page: {written}\nfolder: {folder}", soft_wrap=True)
-
-
-def usual_jobs(settings: Settings) -> int:
-    return ON_A_GPU if device_of(settings.run).type == "cuda" else os.cpu_count() or 1
 
 
 def carry_out(whole: Sequence[Errand], jobs: int) -> dict[Path, News]:

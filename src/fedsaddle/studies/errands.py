@@ -18,12 +18,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedsaddle.assemble import device_of
 from fedsaddle.config import Settings, tables_of
 from fedsaddle.contracts import SettingError
 from fedsaddle.report.folder import RunFolder
 
 COMPLETE, DIVERGED, PRUNED, STOPPED, FAILED = "complete", "diverged", "pruned", "stopped", "failed"
 TRIES = 2  # of a run whose process died
+ON_A_GPU = 4  # runs at once: one small model does not fill it
 # Ctrl-C ends a worker that is still importing, in silence
 START = ("import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "
          "from fedsaddle.studies.worker import main; main()")
@@ -52,6 +54,11 @@ def ended(folder: Path) -> str:
     if (folder / "ended.json").exists():
         return str(json.loads((folder / "ended.json").read_text(encoding="utf-8"))["how"])
     return COMPLETE if RunFolder(folder).complete else ""
+
+
+def usual_jobs(settings: Settings) -> int:
+    """Runs at once, where nobody says how many."""
+    return ON_A_GPU if device_of(settings.run).type == "cuda" else os.cpu_count() or 1
 
 
 def prepare(errand: Errand) -> None:

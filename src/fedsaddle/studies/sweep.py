@@ -8,13 +8,12 @@ its points are the same.
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from fedsaddle.assemble import device_of, job_from_settings
+from fedsaddle.assemble import job_from_settings
 from fedsaddle.config import Settings, lookup, settle
 from fedsaddle.config.files import with_assignments
 from fedsaddle.config.validation import nearest
@@ -34,7 +33,6 @@ TRIALS = 20  # of a search, where it is not said
 DRAWN = 10  # points of a search that are drawn at random, at most
 WAVE = 4  # points that are asked for at once, at least
 PATIENCE = 4  # a run is not given up in the first of so many parts
-ON_A_GPU = 4  # runs at once, at most
 
 
 class Asked(NamedTuple):
@@ -71,19 +69,11 @@ def planned(study: Study, assignments: Sequence[str], asked: Asked, out: Path) -
     if asked.trials and not any(map(points.searched, axes.values())):
         raise SettingError(f"--trials {asked.trials}: a grid is tried as a whole; leave it out, or give --search")
     sweep = Sweep(tables, settings, axes, Goal("", True), out, asked.seeds, asked.trials or TRIALS,
-                  _jobs(settings, asked.jobs), asked.prune)
+                  asked.jobs or errands.usual_jobs(settings), asked.prune)
     _check(sweep)
     first = trials.settings_of(sweep, labels[0], points.corners(axes[labels[0]])[0], 0)
     goal = _goal(study.paper, first, asked, _measured(out) or measured(first))
     return replace(sweep, goal=goal)
-
-
-def _jobs(settings: Settings, wanted: int | None) -> int:
-    if device_of(settings.run).type != "cuda":
-        return wanted or os.cpu_count() or 1
-    if (wanted or 1) > ON_A_GPU:
-        raise SettingError(f"--jobs {wanted}: more than {ON_A_GPU} runs at once do not pay on one GPU; give fewer")
-    return wanted or ON_A_GPU
 
 
 def _check(sweep: Sweep) -> None:
