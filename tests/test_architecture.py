@@ -37,6 +37,7 @@ MAY_SEE = {  # room: what it may import besides itself
     "cli_report": MIDDLE,
     "cli_studies": (*MIDDLE, "studies"),
     "cli_sites": ANYTHING,
+    "cli_provision": MIDDLE,
     "serving": (*MIDDLE, "assemble", "runs"),
     "cli_images": ANYTHING,
     "cli_sweep": (*MIDDLE, "studies"),

@@ -229,7 +229,7 @@ def test_a_run_survives_kills_of_worker_node_superlink_and_server(place):
     rounds = records(out)
     assert [one["round"] for one in rounds] == list(range(1, 8)) and before >= 5
     assert rounds[before - 1]["total"]["answered"] <= rounds[-1]["total"]["answered"]
-    asked = [client for one in rounds for ask in one["asks"] for client in ask["clients"]]
-    assert {0, 1, 2} == set(asked[-6:]), "all nodes are back at the end"
+    later = {client for one in rounds[2:] for ask in one["asks"] for client in ask["clients"]}
+    assert later == {0, 1, 2}, "a node that was killed, or lost its server, comes back"
     found = differences(done("replay", out))
     assert found and max(found) < 1e-5, "what was aggregated is what a simulation with the same replies aggregates"

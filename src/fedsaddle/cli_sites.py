@@ -5,11 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,13 +28,15 @@ from fedsaddle.report.sites import nodes_table
 from fedsaddle.report.tables import last_measures
 from fedsaddle.runs import carry_out, threads
 from fedsaddle.sites.coordinator import Coordinator
+from fedsaddle.sites.engines import Options, engine_of, keep_alive
 from fedsaddle.sites.frames import socket_folder
 from fedsaddle.sites.wire import Wire, WireLost
 
 out, err = Console(), Console(stderr=True)
 AGREE = 1e-4  # of solutions in single precision
-RESTART = 2.0  # seconds before a process that ended is started again
 Keys = Annotated[Path | None, typer.Option("--keys", help="folder of `fedsaddle keys`, or the node's part of it")]
+Engine = Annotated[str, typer.Option("--engine", help="transport: flower or nvflare")]
+Kit = Annotated[Path | None, typer.Option("--kit", help="folder of `fedsaddle provision`, for --engine nvflare")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="no TLS and no keys: for trials on one machine only")]
 
 
@@ -48,16 +47,18 @@ def add_to(app: typer.Typer, show_end: Callable[[Settings, dict[str, RunFolder]]
     def server(
         what: Annotated[str, typer.Argument(metavar="FILE", help="a settings file or a recipe")],
         keys: Keys = None,
-        host: Annotated[str, typer.Option(help="address to listen at")] = "0.0.0.0",
-        port: Annotated[int, typer.Option(help="port to listen at")] = 9092,
+        engine: Engine = "flower",
+        kit: Kit = None,
+        host: Annotated[str | None, typer.Option(help="address to listen at; 0.0.0.0 if not given")] = None,
+        port: Annotated[int | None, typer.Option(help="port to listen at; 9092 if not given")] = None,
         join: Annotated[str | None, typer.Option(help="HOST:PORT of a SuperLink that runs on this machine")] = None,
         set_: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, over the file")] = None,
         folder: Annotated[Path | None, typer.Option("--out", help="run folder; begun or gone on with")] = None,
         insecure: Insecure = False,
     ) -> None:
         """Run a settings file across real sites, from the start or from where it stopped."""
-        from fedsaddle.sites.flower.session import Server  # noqa: PLC0415  # flwr is an extra
-
+        options = Options(keys=keys, kit=kit, host=host, port=port, join=join, insecure=insecure)
+        chosen = engine_of(engine, options)
         path = recipes.path(what) or Path(what)
         settings = settle(read(path), set_ or ())
         target = RunFolder(folder or Path("runs") / f"{path.stem}-sites")
@@ -65,7 +66,7 @@ def add_to(app: typer.Typer, show_end: Callable[[Settings, dict[str, RunFolder]]
         _warn(insecure)
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C: what was started is ended
         try:
-            with Server(target.path / "flower", keys, host, port, join, insecure, say) as transport:
+            with chosen.serve(target.path, options, say) as transport:
                 conduct(settings, target, transport.wire, transport.again, transport.owners)
         except KeyboardInterrupt:
             say("stopped; the same command goes on after the last round")
@@ -75,9 +76,11 @@ def add_to(app: typer.Typer, show_end: Callable[[Settings, dict[str, RunFolder]]
     @app.command()
     def node(
         data: Annotated[Path, typer.Option("--data", help="the site's rows: npz, CSV or Parquet")],
-        server: Annotated[str, typer.Option("--server", help="HOST:PORT of the server")],
         name: Annotated[str, typer.Option("--name", help="the node's name; names of keys and of the run's list")],
+        server: Annotated[str | None, typer.Option("--server", help="HOST:PORT of the server")] = None,
         keys: Keys = None,
+        engine: Engine = "flower",
+        kit: Kit = None,
         state: Annotated[Path | None, typer.Option("--state", help="folder of states and logs")] = None,
         policy: Annotated[Path | None, typer.Option("--policy", help="TOML file with the site's own rules")] = None,
         label: Annotated[str | None, typer.Option("--label", help="column of the label, in a table")] = None,
@@ -87,9 +90,10 @@ def add_to(app: typer.Typer, show_end: Callable[[Settings, dict[str, RunFolder]]
     ) -> None:
         """Take part in runs of a server, with the rows of this site, until it is stopped."""
         from fedsaddle.data.sites import load_site  # noqa: PLC0415
-        from fedsaddle.sites.flower.session import Node  # noqa: PLC0415
         from fedsaddle.sites.policy import read_policy  # noqa: PLC0415
 
+        options = Options(keys=keys, kit=kit, server=server, insecure=insecure)
+        chosen = engine_of(engine, options)
         read_policy(policy), load_site(data, label)  # errors end here, not in a process that is started for ever
         device = device_of(Run(**validated(Run, {"device": device}, "node"))).type
         home = state or Path(f"site-{name}")
@@ -98,8 +102,8 @@ def add_to(app: typer.Typer, show_end: Callable[[Settings, dict[str, RunFolder]]
         line = [sys.executable, "-m", "fedsaddle", "worker", "--data", str(data), "--name", name, "--state", str(home)]
         for option, value in (("--policy", policy), ("--label", label), ("--group", group), ("--device", device)):
             line += [option, str(value)] if value is not None else []
-        with ended_by_signals() as ended, Node(home, server, keys, name, insecure, socket_of(home)) as transport:
-            keep_alive(line, home, transport, ended)
+        with ended_by_signals() as ended, chosen.join(home, name, options, socket_of(home)) as transport:
+            keep_alive(line, home / "worker.log", socket_of(home), transport, ended, say)
 
     @app.command(hidden=True)
     def worker(
@@ -182,15 +186,24 @@ def conduct(
     settings: Settings, target: RunFolder, wire: Wire, again: Callable[[], Wire], owners: dict[str, str],
 ) -> None:
     """Every method of the settings, one after the other; with a new wire where the old one is lost."""
-    members = serving.members_of(target, settings, wire, say, owners)
+    members = None
+    while members is None:
+        try:
+            members = serving.members_of(target, settings, wire, say, owners)
+        except WireLost as lost:
+            wire = once_more(lost, again)
     for label, folder in folders_of(settings, target).items():
         folder.path.mkdir(parents=True, exist_ok=True)
         while not folder.complete:
             try:
                 one_method(settings, label, folder, members, wire)
             except WireLost as lost:
-                err.print(f"[yellow]{lost}; starting it again, and going on from the last round[/yellow]")
-                wire = again()
+                wire = once_more(lost, again)
+
+
+def once_more(lost: WireLost, again: Callable[[], Wire]) -> Wire:
+    say(f"{lost}; starting it again, and going on from the last round")
+    return again()
 
 
 def one_method(settings: Settings, label: str, folder: RunFolder, members: Any, wire: Wire) -> None:
@@ -249,44 +262,7 @@ def ended_by_signals() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-def keep_alive(line: list[str], home: Path, transport: Any, ended: Callable[[], bool]) -> None:
-    """The worker and the transport run, and are started again when they end, until we are asked to end."""
-    process: subprocess.Popen[bytes] | None = None
-    log = (home / "worker.log").open("ab")
-    try:
-        while not ended():
-            if process is None or process.poll() is not None:
-                if process is not None:
-                    err.print(f"[yellow]the worker ended ({process.returncode}); it is started again[/yellow]")
-                    time.sleep(RESTART)
-                process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=log, stderr=log)
-                _wait_for(socket_of(home), process, ended)
-            transport.watch(say)
-            time.sleep(0.2)
-    finally:
-        if process is not None and process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-        log.close()
-
-
 def _end_with_parent() -> None:
     """The pipe from the node ends when the node does, however it ends: two workers must not share a disk."""
     sys.stdin.buffer.read()
     os._exit(0)
-
-
-def _wait_for(path: Path, process: subprocess.Popen[bytes], ended: Callable[[], bool]) -> None:
-    """Until the worker listens, or has ended."""
-    while process.poll() is None and not ended():
-        probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            probe.connect(str(path))
-            return
-        except OSError:
-            time.sleep(0.1)
-        finally:
-            probe.close()

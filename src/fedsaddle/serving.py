@@ -27,7 +27,7 @@ from fedsaddle.assemble import (
     placed_rows,
     pose,
 )
-from fedsaddle.config import Run, Settings, settle, tables_of
+from fedsaddle.config import Run, Settings, method, settle, tables_of
 from fedsaddle.contracts import Problem, Rows, SettingError
 from fedsaddle.data.clients import Clients
 from fedsaddle.data.clients import Run as ClientRows
@@ -106,6 +106,7 @@ def site_job(
     checkpoints: Path | None = None, say: Say = lambda text: None,
 ) -> tuple[Job, Coordinator, Run]:
     """The job of a run whose clients are sites, its coordinator, and how it is carried out."""
+    settings, label = method(settings, label), ""
     test, classes = held_out(settings)
     sample = sample_of(members[0].shape)
     run = dataclasses.replace(settings.run, device="cpu", workers=1, checkpoint_every=1)
@@ -167,6 +168,7 @@ def replayed(folder: RunFolder, settings: Settings, label: str) -> tuple[Result,
     The result, and how far its solution lies from the sites', as a share of its largest number.
     """
     members = roster.load(folder.path / NODES if (folder.path / NODES).exists() else folder.path.parent / NODES)
+    settings, label = method(settings, label), ""
     dealt = deal(settings)
     records = folder.records()
     run = dataclasses.replace(settings.run, engine="simulation", workers=1, device="cpu", execution="eager")

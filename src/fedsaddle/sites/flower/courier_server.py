@@ -14,8 +14,8 @@ from flwr.app import Context, Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
-from fedsaddle.sites.flower.notes import receive_note, send_note
 from fedsaddle.sites.flower.records import KIND, Letter, pack, unpack
+from fedsaddle.sites.notes import receive_note, send_note
 
 LOOK = 0.1  # seconds between two questions for replies
 EXPIRED = "expired"

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from fedsaddle.contracts import SettingError
+from fedsaddle.sites.courier_wire import CourierWire
 from fedsaddle.sites.flower.app import write_app
 from fedsaddle.sites.flower.processes import (
     Certificates,
@@ -66,7 +67,7 @@ class Server:
         if self.link is not None:
             self.link.stop()
 
-    def again(self) -> FlowerWire:
+    def again(self) -> CourierWire:
         """The wire once more, after it was lost: whatever has ended is started anew."""
         for attempt in range(1, TRIES + 1):
             try:

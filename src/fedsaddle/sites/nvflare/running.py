@@ -1,0 +1,88 @@
+"""NVFlare's programs, as a server and a site start them from their kits, and what their logs mean.
+
+They are started as every program beside us (`flower.running`, which knows no more of Flower than its settings).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from fedsaddle.contracts import SettingError
+from fedsaddle.sites.flower.running import Program, end_left_behind, free_port
+from fedsaddle.sites.nvflare.kit import Kit
+from fedsaddle.sites.wire import TransportFailed
+
+LOOK = 0.1
+FREED = 5.0  # seconds in which a port is given up by whoever was ended
+HEARTBEAT = 2  # seconds between two signs of life of a site
+STARTED, JOINED = "Server started", "Successfully registered client"  # in the logs
+WALL = {"failed to verify client identity": "its certificate is not from this project's authority, or not in that name",
+        "Missing client_cn": "its certificate is not from this project's authority"}
+REASONS = {  # what logs of NVFlare say, and what it means
+    "No module named 'nvflare'": "NVFlare is not installed; install fedsaddle[nvflare]",
+    "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not from the authority of this kit",
+    "certificate has expired": "a certificate has expired; provision again",
+    "unauthenticated": "the server does not accept this kit's certificate, or not under this name",
+    "address already in use": "the port is taken",
+}
+
+
+class NVFlareFailed(TransportFailed):
+    """A program of NVFlare ended, or did not start. The text says which and why."""
+
+
+def failure(program: Program, what: str) -> NVFlareFailed:
+    log = program.said()
+    why = next((meaning for sign, meaning in REASONS.items() if sign in log), f"its log is {program.log}")
+    return NVFlareFailed(f"{program.name}: {what}: {why}")
+
+
+def start_server(kit: Kit, space: Path, seconds: float) -> Program:
+    """The server's parent process; it listens when this returns."""
+    end_left_behind(space, "nvflare-server")  # it would hold the port
+    for port in (kit.port, kit.admin_port):
+        _freed(port)
+    program = Program("nvflare-server", _line("server", kit, space), space)
+    _wait(program, STARTED, seconds)
+    return program
+
+
+def start_site(kit: Kit, name: str, space: Path) -> Program:
+    """The site's parent process. It looks for the server by itself."""
+    return Program("nvflare-site", [*_line("client", kit, space), f"uid={name}", f"heart_beat_interval={HEARTBEAT}"],
+                   space)
+
+
+def _line(kind: str, kit: Kit, space: Path) -> list[str]:
+    return [Path(sys.executable).name, "-u", "-m", f"nvflare.private.fed.app.{kind}.{kind}_train", "-m", str(space),
+            "-s", f"fed_{kind}.json", "--set", "secure_train=true", f"org={kit.org}", "config_folder=config"]
+
+
+def _wait(program: Program, word: str, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    try:
+        while word not in program.said():
+            if not program.alive():
+                raise failure(program, "ended at the start")
+            if time.monotonic() > until:
+                raise failure(program, f"not ready after {seconds:.0f} s")
+            time.sleep(LOOK)
+    except BaseException:
+        program.kill()
+        raise
+
+
+def _freed(port: int) -> None:
+    """Until nobody listens at the port: one that was ended a moment ago may still hold it."""
+    until = time.monotonic() + FREED
+    while True:
+        try:
+            free_port("0.0.0.0", port)
+            return
+        except OSError as error:
+            if time.monotonic() > until:
+                raise SettingError(f"port {port} of the kit: cannot be listened at ({error.strerror}); end what "
+                                   "listens there, or provision with another port") from None
+            time.sleep(LOOK)
