@@ -114,6 +114,14 @@ def test_reaching_a_value_is_counted_seed_by_seed_and_only_within_the_rounds():
     assert verdict(runs, kind="reaches", methods=("A",), value=0.35).verdict == HOLDS
 
 
+def test_a_run_that_is_shorter_than_the_claim_does_not_refute_it():
+    runs = {"A": [curve(0.1, 0.2)]}  # 20 rounds
+    short = verdict(runs, kind="reaches", methods=("A",), value=0.5, within=240.0)
+    assert (short.verdict, "only 20 rounds were run" in short.detail) == (UNKNOWN, True)
+    assert verdict(runs, kind="never reaches", methods=("A",), value=0.5, within=240.0).verdict == UNKNOWN
+    assert verdict(runs, kind="reaches", methods=("A",), value=0.2, within=240.0).verdict == HOLDS
+
+
 def test_sooner_compares_rounds_and_never_counts_as_infinitely_many():
     runs = {"A": [curve(0.1, 0.6, 0.6)], "B": [curve(0.1, 0.1, 0.6)], "C": [curve(0.1, 0.1, 0.1)]}
     assert verdict(runs, kind="sooner", methods=("A",), than=("B", "C"), value=0.5).verdict == HOLDS

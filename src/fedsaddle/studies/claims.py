@@ -101,11 +101,14 @@ def _reaches(claim: Claim, evidence: Evidence) -> tuple[str, str]:
         taken = [of.rounds_to(curve, claim.value, evidence.higher, claim.within) for curve in evidence.curves[label]]
         hits = sum(math.isfinite(rounds) for rounds in taken)
         wanted = 0 if never else len(taken)
-        verdicts.append(HOLDS if hits == wanted else UNDECIDED if 0 < hits < len(taken) else FAILS)
+        short = [curve for curve, rounds in zip(evidence.curves[label], taken, strict=True) if math.isinf(rounds)
+                 and math.isfinite(claim.within) and curve.looks and curve.looks[-1].round < claim.within]
+        some = 0 < hits < len(taken)
+        verdicts.append(UNKNOWN if short else HOLDS if hits == wanted else UNDECIDED if some else FAILS)
         rounds = ", ".join(f"{value:.0f}" for value in taken if math.isfinite(value))
         best = spread(of.at_best(curve, evidence.higher) for curve in evidence.curves[label])
         words.append(f"{label}: {hits} of {len(taken)} seeds" + (f" (rounds {rounds})" if rounds else "")
-                     + f", best {best}")
+                     + f", best {best}" + (f", but only {short[0].looks[-1].round} rounds were run" if short else ""))
     return _worst(verdicts), "; ".join(words)
 
 
