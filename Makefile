@@ -1,9 +1,11 @@
 # make demo        from nothing to a first AUC curve
-# make demo-sites  four sites as processes of this machine: one slow, one killed, one that comes back (4 minutes)
+# make demo-sites  four sites as processes of this machine: one slow, one killed, one that comes back (4 minutes);
+#                  ENGINE=nvflare: over NVFlare instead of Flower
 # make test        every test, the linter and the type checker
 # make lint        only the last two
 # make bench       the speed of a round, against other ways to do the same work (about an hour)
 PYTHON ?= python3
+ENGINE ?= flower
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
 
@@ -12,11 +14,11 @@ INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
 demo: .venv/installed
 	$(BIN)/fedsaddle run digits-auc
 
-demo-sites: .venv/installed-flower
-	$(BIN)/python examples/sites/demo.py
+demo-sites: .venv/installed-$(ENGINE)
+	$(BIN)/python examples/sites/demo.py --engine $(ENGINE)
 
 test: .venv/installed-dev lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 3 --dist loadgroup  # on two cores: tests across processes mostly wait
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check src tests benchmarks examples
@@ -39,6 +41,10 @@ clean:
 .venv/installed-flower: pyproject.toml constraints.txt | .venv/python
 	$(INSTALL) --editable ".[flower]"
 	touch $@ .venv/installed
+
+.venv/installed-nvflare: pyproject.toml constraints.txt | .venv/python
+	$(INSTALL) --editable ".[flower,nvflare]"
+	touch $@ .venv/installed .venv/installed-flower
 
 .venv/installed-dev: pyproject.toml constraints.txt | .venv/python
 	$(INSTALL) --editable ".[dev]"

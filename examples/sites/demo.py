@@ -1,14 +1,15 @@
 """Four sites on this machine, over TLS and with node keys: one is slow, one is killed, one loses its worker.
 
-    make demo-sites          or: python examples/sites/demo.py [--keep]
+    make demo-sites [ENGINE=nvflare]     or: python examples/sites/demo.py [--engine nvflare] [--keep]
 
 Real processes of `fedsaddle server` and `fedsaddle node`, each ended by its pid, whatever happens. Exit code 1 if the
 run did not go on without the slow site, if the killed one lost its state, or if a simulation with the same replies
-finds another solution. Linux only, and the extra flower: pip install "fedsaddle[flower]".
+finds another solution. Linux only, and the engine's extra: pip install "fedsaddle[flower]", or "fedsaddle[nvflare]".
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -23,7 +24,19 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
-from findings import Record, Seen, absence, answers_around, closed_without, complaints, owes, reasons, table_of, told
+from findings import (
+    Record,
+    Seen,
+    absence,
+    answers_around,
+    closed_without,
+    complaints,
+    has_answered,
+    owes,
+    reasons,
+    table_of,
+    told,
+)
 from rich.console import Console
 from rich.table import Table
 
@@ -34,6 +47,8 @@ NAMES = ("north", "east", "south", "west")
 UNWORKED, KILLED, SLOW = 1, 2, 3  # what befalls them
 SLEEP, AWAKE = 20.0, 1.5  # seconds, of the slow one in turn
 LIMIT = 600.0  # seconds, after which something has gone wrong
+# NVFlare's rounds are short: with few of them all would be over too soon.
+MORE_ROUNDS = {"flower": [], "nvflare": ["--set", "run.rounds=800", "--set", "run.evaluate_every=50"]}
 out = Console(width=None if sys.stdout.isatty() else 110, highlight=False)
 
 
@@ -44,8 +59,8 @@ class Failed(RuntimeError):
 class Stage:
     """The processes and the folder of a demonstration."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.began = folder, time.monotonic()
+    def __init__(self, folder: Path, engine: str) -> None:
+        self.folder, self.engine, self.began = folder, engine, time.monotonic()
         self.address = f"127.0.0.1:{running.free_port()}"
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.known: set[running.Process] = set()  # children of children
@@ -71,11 +86,13 @@ class Stage:
                 stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)  # Ctrl-C is for us alone: we end them
 
     def start_node(self, name: str) -> None:
-        self.start(name, "node", "--data", f"data/site-{NAMES.index(name)}.npz", "--server", self.address,
-                   "--name", name, "--keys", f"keys/nodes/{name}", "--state", f"state-{name}")
+        own = ("--engine", "nvflare", "--kit", f"kits/{name}") if self.engine == "nvflare" else \
+            ("--server", self.address, "--keys", f"keys/nodes/{name}")
+        self.start(name, "node", "--data", f"data/site-{NAMES.index(name)}.npz", "--name", name, "--state",
+                   f"state-{name}", *own)
 
     def kill(self, name: str) -> int:
-        """A whole node at once, as a power cut would: the command, its SuperNode, its courier and its worker."""
+        """A whole node at once, as a power cut would: the command, its transport, its courier and its worker."""
         process = self.running.pop(name)
         everyone = running.family(process.pid)
         process.kill()
@@ -140,10 +157,11 @@ class Stage:
         self.tell()
 
     def tell(self) -> None:
-        """Rounds that are new."""
+        """Rounds that are new; of many short ones those that were looked at."""
         for record in self.records()[self.shown:]:
             self.shown += 1
-            self.say(told(record, NAMES))
+            if self.engine == "flower" or "measures" in record:
+                self.say(told(record, NAMES))
 
 
 def environment() -> dict[str, str]:
@@ -173,13 +191,22 @@ def control_of(stage: Stage, client: int, token: tuple[int, ...]) -> float:
 
 
 def prepared(stage: Stage) -> None:
-    stage.say("[bold]fedsaddle keys[/bold]: an authority, a certificate for the server, a key for every node")
-    stage.command("keys", "keys", "--server", "127.0.0.1", *(word for name in NAMES for word in ("--node", name)))
+    port = stage.address.split(":")[1]
+    if stage.engine == "nvflare":
+        stage.say("[bold]fedsaddle provision[/bold]: a start-up kit for the server, for its admin and for every site")
+        (stage.folder / "project.toml").write_text(
+            f'name = "demo"\nserver = "localhost"\nport = {port}\nadmin_port = {running.free_port()}\n'
+            f"sites = {json.dumps(NAMES)}\n")
+        stage.command("provision", "project.toml", "--out", "kits")
+        own = ["--engine", "nvflare", "--kit", "kits/server"]
+    else:
+        stage.say("[bold]fedsaddle keys[/bold]: an authority, a certificate for the server, a key for every node")
+        stage.command("keys", "keys", "--server", "127.0.0.1", *(word for name in NAMES for word in ("--node", name)))
+        own = ["--keys", "keys", "--host", "127.0.0.1", "--port", port]
     stage.say("[bold]fedsaddle deal[/bold]: the rows of four sites, a file for each")
     stage.command("deal", str(SETTINGS), "--out", "data")
     stage.say(f"[bold]fedsaddle server[/bold] at {stage.address}, and four times [bold]fedsaddle node[/bold]")
-    stage.start("server", "server", str(SETTINGS), "--keys", "keys", "--host", "127.0.0.1", "--port",
-                stage.address.split(":")[1], "--out", "run")
+    stage.start("server", "server", str(SETTINGS), *MORE_ROUNDS[stage.engine], "--out", "run", *own)
     stage.until(lambda: "listening at" in stage.log("server"), "the server listens")
     for name in NAMES:
         stage.start_node(name)
@@ -190,12 +217,13 @@ def played(stage: Stage) -> Seen:
     stage.until(lambda: bool(stage.records()), "the first round is done")
     stage.slow = stage.worker_of(NAMES[SLOW])
     stage.say(f"[yellow]{NAMES[SLOW]} becomes slow[/yellow]: its worker is stopped for {SLEEP:.0f} s at a time")
-    stage.until(lambda: len(stage.records()) > 1, "the second round is done")
+    stage.until(lambda: len(stage.records()) > 1 and has_answered(stage.records(), UNWORKED),
+                f"the second round is done, and {NAMES[UNWORKED]} was among the first to answer")
     signal_to(stage.worker_of(NAMES[UNWORKED]), signal.SIGKILL)
     unworked = len(stage.records())
     stage.say(f"[red]kill -9[/red] of the worker of {NAMES[UNWORKED]} alone; its node starts it again")
     stage.until(lambda: absence(stage.records(), UNWORKED, unworked) is not None
-                and stage.asleep and owes(stage.records(), SLOW),
+                and has_answered(stage.records(), KILLED) and stage.asleep and owes(stage.records(), SLOW),
                 f"{NAMES[UNWORKED]} has answered again, and {NAMES[SLOW]} owes an answer")
     count, after = stage.kill(NAMES[KILLED]), len(stage.records())
     token = standing(stage, KILLED)
@@ -239,9 +267,9 @@ def shown(stage: Stage, seen: Seen) -> None:
         out.print(f"round {number}: {reason}")
 
 
-def demonstration(folder: Path) -> list[str]:
+def demonstration(folder: Path, engine: str) -> list[str]:
     """What was not as it should be."""
-    stage = Stage(folder)
+    stage = Stage(folder, engine)
     try:
         prepared(stage)
         seen = played(stage)
@@ -270,10 +298,14 @@ def interrupted(number: int, frame: object) -> None:
 def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupted)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--engine", choices=MORE_ROUNDS, default="flower")
+    parser.add_argument("--keep", action="store_true", help="leave the folder")
+    given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="fedsaddle-demo-"))
-    wrong, keep = ["it was interrupted"], "--keep" in sys.argv[1:]
+    wrong, keep = ["it was interrupted"], given.keep
     try:
-        wrong = demonstration(folder)
+        wrong = demonstration(folder, given.engine)
         keep = keep or bool(wrong)
     except KeyboardInterrupt:
         pass

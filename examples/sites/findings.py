@@ -65,6 +65,10 @@ def absence(records: Sequence[Record], client: int, killed_after: int) -> Absenc
     return Absence(before[-1], after[0]) if before and after else None
 
 
+def has_answered(records: Sequence[Record], client: int) -> bool:
+    return any(client in ask["clients"] for _, ask in _asks(records))
+
+
 def owes(records: Sequence[Record], client: int) -> bool:
     """Whether a client was asked, and neither answered nor came late so far: it is not asked again before it does."""
     owing = False

@@ -20,6 +20,7 @@ from fedsaddle import (
     cli_data,
     cli_images,
     cli_keys,
+    cli_provision,
     cli_report,
     cli_sites,
     cli_studies,
@@ -195,6 +196,7 @@ cli_report.add_to(app)
 cli_studies.add_to(app)
 cli_sweep.add_to(app)
 cli_keys.add_to(app)
+cli_provision.add_to(app)
 cli_sites.add_to(app, _show_end)
 
 

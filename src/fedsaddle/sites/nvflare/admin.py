@@ -26,8 +26,9 @@ class Desk:
         from nvflare.fuel.flare_api.flare_api import new_secure_session  # noqa: PLC0415  # an extra
 
         logging.getLogger("nvflare").setLevel(logging.CRITICAL)  # it tells on our terminal what it tries
-        self.session: Any = self._tried(lambda: new_secure_session(kit.name, str(space), timeout=PATIENCE),
-                                        "the server does not let the admin's kit in")
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.session: Any = self._tried(lambda: new_secure_session(kit.name, str(space), timeout=PATIENCE),
+                                            "the server does not let the admin's kit in")
 
     def sites(self) -> list[str]:
         """Who is connected."""

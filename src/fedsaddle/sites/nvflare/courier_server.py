@@ -27,7 +27,7 @@ from fedsaddle.sites.notes import receive_note, send_note
 from fedsaddle.sites.nvflare.letters import ALIVE, HERE, TASK, Letter, pack, unpack
 
 LOOK = 0.5  # seconds between looks at the clock
-SILENT = 8.0  # seconds without a sign of life after which a site is not there
+SILENT = 6.0  # seconds without a sign of life after which a site is not there
 EXPIRED, GONE, FAILED = "expired", "the node is not there", "the site's courier failed"
 LOST = "the message or its answer was lost on the way"
 LONGEST = 200  # characters of a reason

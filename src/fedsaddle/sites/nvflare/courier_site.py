@@ -41,6 +41,7 @@ SAID: dict[type[Exception], str] = {  # the first that fits
 }
 LOOK = 0.2  # seconds between looks at the clock, and at whether the job has ended
 STALL = 60.0  # seconds that a worker may pause in the middle of an answer
+RETURN = 10.0  # seconds to wait for a worker that is being started again: rounds are short, and would pass without it
 
 
 class SiteCourier(Executor):
@@ -68,10 +69,11 @@ class SiteCourier(Executor):
 
     def _say_here(self, engine: Any) -> None:
         """NVFlare tells the server too late, or by ending the job, that a site is gone."""
-        while not self.ended.wait(ALIVE):
+        while not self.ended.is_set():
             with contextlib.suppress(Exception), engine.new_context() as fl_ctx:
                 engine.send_aux_request(targets=["server"], topic=HERE, request=Shareable(), timeout=0.0,
                                         fl_ctx=fl_ctx, optional=True)
+            self.ended.wait(ALIVE)
 
 
 def ask(worker: str, content: bytes, limit: int, seconds: float, ended: Any) -> bytes:
@@ -79,10 +81,21 @@ def ask(worker: str, content: bytes, limit: int, seconds: float, ended: Any) -> 
     until = time.monotonic() + seconds
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(STALL)
-        connection.connect(worker)
+        _connect(connection, worker, min(until, time.monotonic() + RETURN), ended)
         with contextlib.suppress(BrokenPipeError):  # it may have answered before it had read everything
             frames.send_frame(connection, content)
         while not select.select([connection], [], [], LOOK)[0]:
             if time.monotonic() > until or ended.triggered:
                 raise TimeoutError
         return frames.receive_frame(connection, limit)
+
+
+def _connect(connection: socket.socket, worker: str, until: float, ended: Any) -> None:
+    while True:
+        try:
+            connection.connect(worker)
+            return
+        except (FileNotFoundError, ConnectionRefusedError):
+            if time.monotonic() > until or ended.triggered:
+                raise
+            time.sleep(LOOK)

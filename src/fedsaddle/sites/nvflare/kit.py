@@ -36,7 +36,8 @@ def read_kit(folder: Path, kind: str) -> Kit:
     path = folder / ABOUT
     try:
         about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        kit = Kit(folder.resolve(), *(about[name] for name in Kit._fields[1:-1]), tuple(about["sites"]))
+        kit = Kit(folder.resolve(), about["kind"], about["name"], about["org"], about["host"], about["port"],
+                  about["admin_port"], tuple(about["sites"]))
     except FileNotFoundError:
         raise SettingError(f"--kit {str(folder)!r}: holds no {ABOUT}; give a folder that `fedsaddle provision` wrote, "
                            f"such as {kind if kind != SITE else 'that of the site'}") from None
@@ -56,7 +57,10 @@ def workspace(kit: Kit, folder: Path, own: dict[str, Any] | None = None) -> Path
             shutil.rmtree(made)
         made.mkdir(mode=0o700)
     for path in (kit.folder / "startup").iterdir():
-        (keys / path.name).symlink_to(path)  # file by file: NVFlare does not look into a folder that is a link
+        if path.suffix == ".key":
+            (keys / path.name).symlink_to(path)  # a private key lies in one place
+        else:  # NVFlare follows no link to its settings
+            shutil.copyfile(path, keys / path.name)
     (folder / "transfer").mkdir(exist_ok=True)
     for path in (kit.folder / "local").iterdir():
         text = path.read_text(encoding="utf-8")

@@ -32,6 +32,7 @@ AUTHORITY = "authority"
 TAKEN = (SERVER, ADMIN, AUTHORITY)  # names of folders
 NOISY = ("private.fed.server.server_runner", "private.fed.server.server_commands", "private.fed.client.client_runner",
          "private.fed.client.communicator", "private.fed.client.fed_client", "apis.impl.wf_comm_server")
+ANSWER = 5.0  # seconds for a site to take a job; one that is dead, but not yet forgotten, costs so much
 DEAD = 20  # seconds without a sign of life after which the server forgets a site; a site gives one every 2 s
 
 
@@ -150,7 +151,7 @@ def _settle(target: Path, kind: str) -> None:
 
 def _server(resources: dict[str, Any]) -> dict[str, Any]:
     resources["class_allow_list"] = [SERVER_COURIER]
-    resources["servers"][0] |= {"heart_beat_timeout": DEAD, "max_num_clients": 1000}
+    resources["servers"][0] |= {"heart_beat_timeout": DEAD, "max_num_clients": 1000, "admin_timeout": ANSWER}
     resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = f"{STORE}/snapshots"
     resources["components"] = [part for part in resources["components"] if part["id"] != "log_receiver"]
     for part in resources["components"]:

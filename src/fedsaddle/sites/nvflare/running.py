@@ -5,6 +5,9 @@ They are started as every program beside us (`flower.running`, which knows no mo
 
 from __future__ import annotations
 
+import re
+import socket
+import ssl
 import sys
 import time
 from pathlib import Path
@@ -16,15 +19,15 @@ from fedsaddle.sites.wire import TransportFailed
 
 LOOK = 0.1
 FREED = 5.0  # seconds in which a port is given up by whoever was ended
+PROBE = 5.0  # seconds for a server to answer
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"  # with which every HTTP/2 connection begins
 HEARTBEAT = 2  # seconds between two signs of life of a site
-STARTED, JOINED = "Server started", "Successfully registered client"  # in the logs
-WALL = {"failed to verify client identity": "its certificate is not from this project's authority, or not in that name",
-        "Missing client_cn": "its certificate is not from this project's authority"}
+STARTED, JOINED = "Server started", "Verified received token and signature"  # in the logs
+FORGED = re.compile(r"authenticated as '([^']{1,64})' but claimed endpoint '([^']{1,64})'")  # in the server's log
 REASONS = {  # what logs of NVFlare say, and what it means
     "No module named 'nvflare'": "NVFlare is not installed; install fedsaddle[nvflare]",
     "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not from the authority of this kit",
     "certificate has expired": "a certificate has expired; provision again",
-    "unauthenticated": "the server does not accept this kit's certificate, or not under this name",
     "address already in use": "the port is taken",
 }
 
@@ -86,3 +89,24 @@ def _freed(port: int) -> None:
                 raise SettingError(f"port {port} of the kit: cannot be listened at ({error.strerror}); end what "
                                    "listens there, or provision with another port") from None
             time.sleep(LOOK)
+
+
+def why_not(kit: Kit, name: str) -> str:
+    """Why a site is not let in, seen by a connection of our own: NVFlare's log does not say."""
+    place, keys = f"{kit.host}:{kit.port}", kit.folder / "startup"
+    try:
+        with socket.create_connection((kit.host, kit.port), timeout=PROBE) as plain:
+            context = ssl.create_default_context(cafile=keys / "rootCA.pem")
+            context.load_cert_chain(keys / "client.crt", keys / "client.key")
+            context.set_alpn_protocols(["h2"])
+            with context.wrap_socket(plain, server_hostname=kit.host) as secured:
+                secured.sendall(GREETING)
+                if secured.recv(1):
+                    return f"the server at {place} has not let it in yet, or not under the name {name!r}"
+    except ssl.SSLCertVerificationError:
+        return f"the certificate of the server at {place} is not from the authority of this kit, or not for that host"
+    except ssl.SSLError:
+        pass  # as if it had hung up
+    except OSError as error:
+        return f"nobody answers at {place} ({error.strerror or 'no answer in time'})"
+    return f"the server at {place} does not accept this kit's certificate: another authority made it, or it has expired"

@@ -16,7 +16,15 @@ from fedsaddle.sites.frames import socket_folder
 from fedsaddle.sites.nvflare.admin import Desk
 from fedsaddle.sites.nvflare.job import write_job
 from fedsaddle.sites.nvflare.kit import ADMIN, SERVER, SITE, read_kit, workspace
-from fedsaddle.sites.nvflare.running import JOINED, WALL, NVFlareFailed, failure, start_server, start_site
+from fedsaddle.sites.nvflare.running import (
+    FORGED,
+    JOINED,
+    NVFlareFailed,
+    failure,
+    start_server,
+    start_site,
+    why_not,
+)
 from fedsaddle.sites.wire import WireLost
 
 WORDS = Words(courier="NVFlare's job", host="the NVFlare server")
@@ -25,9 +33,11 @@ FIRST = 600.0  # seconds to wait for a first site
 SETTLED = 3.0  # seconds in which no further site came, after which a job begins without the others
 JOINING = 15.0  # seconds for the sites of a new job to be there
 LOOK = 2.0  # seconds between two looks at who is connected
-OUTSIDE = 6.0  # seconds that a connected site may be outside the job before it is begun anew
+OUTSIDE = 4.0  # seconds that a connected site may be outside the job before it is begun anew
 LONGEST = 600.0  # ... where that did not bring it in, again and again
 PAUSE = 3.0  # seconds before a site's process that ended is started again
+DOUBT = 12.0  # seconds to be let in before it is asked why not
+STUCK = 180.0  # seconds after which a site's process that was not let in is started again
 MOST_SAID = 50  # different refusals
 LIMIT = 4 << 30  # bytes of an answer of a worker
 Say = Callable[[str], None]
@@ -46,6 +56,7 @@ class Server:
         self.desk: Desk | None = None
         self.desk_lock = threading.Lock()
         self.job, self.outside = "", ""  # of the job under way: its name; why it must be begun anew
+        self.carrying = False  # whether it is under way
         self.since: dict[str, float] = {}  # since when a connected site is outside
         self.tried: dict[str, int] = {}  # how often a new job was begun for a site
         self.ended = threading.Event()
@@ -89,6 +100,7 @@ class Server:
         return f"{WORDS.host} ended" if self.program is not None and not self.program.alive() else self.outside
 
     def _start(self) -> None:
+        self.carrying = False
         if self.program is None or not self.program.alive():
             if self.program is not None:
                 self.program.kill()  # its job process may outlive it
@@ -107,7 +119,7 @@ class Server:
         until = time.monotonic() + JOINING
         while not set(connected) <= set(self.wire.said or ()) and time.monotonic() < until:
             time.sleep(0.1)
-        self.since = {}
+        self.since, self.carrying = {}, True
 
     def _gathered(self) -> list[str]:
         """Who is connected: all sites, or those that came before there were no more for some seconds."""
@@ -143,15 +155,16 @@ class Server:
     def _watch_sites(self) -> None:
         """Marks the job as one to be begun anew where a connected site is outside for some seconds."""
         while not self.ended.wait(LOOK):
-            there = self.wire.said
-            if self.outside or there is None or self.program is None or not self.program.alive():
-                continue  # it is being begun
+            if not self.carrying or self.program is None or not self.program.alive():
+                continue
             try:
                 with self._at_desk() as desk:
                     connected = desk.sites()
             except NVFlareFailed:
                 continue  # the wire says so, if it stays so
-            now = time.monotonic()
+            there, now = self.wire.said or [], time.monotonic()
+            if not self.carrying:
+                continue  # a new one is being begun meanwhile
             self.tried = {site: count for site, count in self.tried.items() if site not in there}
             self.since = {site: self.since.get(site, now) for site in connected if site not in there}
             late = [site for site, at in self.since.items()
@@ -161,14 +174,15 @@ class Server:
                 self.outside = f"{', '.join(late)} came, and NVFlare takes nobody into a job under way"
 
     def _watch_log(self) -> None:
-        """Says whom NVFlare refuses, and why; each once."""
-        heard: set[str] = set()
+        """Says whom NVFlare refuses, and why; each once. (A foreign certificate ends in the handshake, which gRPC does
+        not tell.)"""
+        heard: set[tuple[str, str]] = set()
         while not self.ended.wait(PAUSE):
-            for line in self.program.said().splitlines() if self.program is not None else ():
-                why = next((text for sign, text in WALL.items() if sign in line), "")
-                if why and line not in heard and len(heard) < MOST_SAID:
-                    heard.add(line)
-                    self.say(f"refused: {why}")
+            found = FORGED.findall(self.program.said()) if self.program is not None else []
+            for owner, name in sorted(set(found) - heard):
+                if len(heard) < MOST_SAID:
+                    heard.add((owner, name))
+                    self.say(f"refused: the certificate of {owner!r} was shown by somebody who calls itself {name!r}")
 
 
 class Node:
@@ -180,8 +194,8 @@ class Node:
             raise SettingError(f"--name {name!r}: the kit's certificate is that of {self.kit.name!r}; give that name, "
                                "or the kit of this site")
         self.program: Program | None = None
-        self.joined = False
-        self.next = 0.0  # not before that
+        self.joined, self.told = False, ""  # whether it was let in; why not, as last said
+        self.began, self.next = 0.0, 0.0  # when it was started; not again before that
 
     def __enter__(self) -> Node:
         return self
@@ -194,9 +208,7 @@ class Node:
     def watch(self, say: Say) -> None:
         """Start it where it does not run."""
         if self.program is not None and self.program.alive():
-            if not self.joined and JOINED in self.program.said():
-                self.joined = True
-                say(f"{self.name} is connected to {self.kit.host}:{self.kit.port}")
+            self._look(self.program, say)
             return
         if self.program is not None:
             say(f"not connected: {failure(self.program, 'ended')}; trying again")
@@ -204,5 +216,21 @@ class Node:
             self.program, self.next = None, time.monotonic() + PAUSE
         if time.monotonic() >= self.next:
             own = {"worker": str(self.worker), "limit": LIMIT}
-            self.joined = False
+            self.joined, self.began, self.next = False, time.monotonic(), time.monotonic() + DOUBT
             self.program = start_site(self.kit, self.name, workspace(self.kit, self.home / "nvflare", own))
+
+    def _look(self, program: Program, say: Say) -> None:
+        """Whether it was let in; if not for some time, why. NVFlare may wait for ever then: it is started again."""
+        now = time.monotonic()
+        if self.joined:
+            return
+        if JOINED in program.said():
+            self.joined, self.told = True, ""
+            say(f"{self.name} is connected to {self.kit.host}:{self.kit.port}")
+        elif now > self.next:
+            why, self.next = why_not(self.kit, self.name), now + DOUBT
+            if why != self.told:
+                say(f"not connected: {why}; trying again")
+                self.told = why
+            if now - self.began > STUCK:
+                program.kill()
