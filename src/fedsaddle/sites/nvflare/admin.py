@@ -39,10 +39,6 @@ class Desk:
     def submit(self, job: Path) -> str:
         return str(self._tried(lambda: self.session.submit_job(str(job)), "the job was not taken"))
 
-    def ended(self, job: str) -> bool:
-        status = self._tried(lambda: self.session.get_job_meta(job), "the server does not know the job")["status"]
-        return str(status).startswith(("FINISHED", "FAILED", "ABANDONED"))
-
     def abort(self, job: str) -> None:
         with contextlib.suppress(NVFlareFailed):  # it may have ended already
             self._tried(lambda: self.session.abort_job(job), "the job was not ended")
