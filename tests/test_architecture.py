@@ -9,10 +9,11 @@ SRC = Path(__file__).parent.parent / "src" / "fedsaddle"
 
 GROUND = ("contracts", "maths")
 ROOMS = (*GROUND, "metrics", "models", "data", "participation", "privacy", "problems", "algorithms")
-MIDDLE = (*ROOMS, "engine", "report", "sites", "config", "recipes")
+MIDDLE = (*ROOMS, "engine", "report", "sites", "config", "recipes", "version")
 ANYTHING = ("",)
 MAY_SEE = {  # room: what it may import besides itself
     "contracts": (),
+    "version": (),
     "recipes": (),
     "maths": ("contracts",),
     "metrics": GROUND,

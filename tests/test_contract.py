@@ -11,15 +11,10 @@ from fedsaddle import algorithms, testing
 from fedsaddle.algorithms import ALGORITHMS, Entry, make
 from fedsaddle.contracts import Point, setting
 
-KINDS = {}  # names that differ in their defaults alone are one code, which is traced once: the slowest check by far
-for name, entry in ALGORITHMS.items():
-    KINDS.setdefault((entry.algorithm, *sorted(entry.fixed.items())), name)
-CHECKS = [(name, check) for name in ALGORITHMS
-          for check in ("engines_agree", "repeats", "resumes", "pure", "participations", "workers", "traced")
-          if check != "traced" or name in KINDS.values()]
 
-
-@pytest.mark.parametrize(("name", "check"), CHECKS)
+@pytest.mark.parametrize("check", ["engines_agree", "repeats", "resumes", "pure", "participations", "traced",
+                                   "workers"])
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_contract(name, check):
     for case in ALGORITHMS[name].cases:
         getattr(testing, f"check_{check}")(testing.trial(name), testing.CASES[case]())

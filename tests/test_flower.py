@@ -22,11 +22,11 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from flwr.app import ConfigRecord, RecordDict
 
 from fedsaddle.contracts import SettingError
-from fedsaddle.sites import frames, keys
+from fedsaddle.sites import courier_wire, frames, keys, programs
 from fedsaddle.sites.flower import app, courier_server, courier_site, processes, records, running, session
 from fedsaddle.sites.flower import gate as gates
 from fedsaddle.sites.flower import wire as wires
-from fedsaddle.sites.flower.notes import receive_note, send_note
+from fedsaddle.sites.notes import receive_note, send_note
 from fedsaddle.sites.wire import Delivery, Parcel, WireLost
 
 pytestmark = pytest.mark.xdist_group("flower")
@@ -121,7 +121,7 @@ def test_nodes_are_what_the_courier_says(wire, courier):
 
 
 def test_what_flower_never_answers_expires_once(wire, courier, monkeypatch):
-    monkeypatch.setattr(wires, "GRACE", 0.05)
+    monkeypatch.setattr(courier_wire, "GRACE", 0.05)
     wire.send([Parcel("7", "a", b"", 0.05), Parcel("8", "b", b"", 60.0)])
     assert received(wire, 1) == [Delivery("7", "a", error="expired")]
     courier.deliver("7", "a", b"too late")
@@ -197,13 +197,13 @@ def test_the_last_words_of_a_log_say_something():
 
 
 def test_what_was_left_behind_in_a_folder_is_ended_by_the_next_start(tmp_path):
-    first = running.Program("sleeper", ["python", "-c", "import time; time.sleep(60)"], tmp_path)
-    other = running.Program("other", ["python", "-c", "import time; time.sleep(60)"], tmp_path)
-    second = running.Program("sleeper", ["python", "-c", "print('ValueError: done')"], tmp_path)
+    first = programs.Program("sleeper", ["python", "-c", "import time; time.sleep(60)"], tmp_path)
+    other = programs.Program("other", ["python", "-c", "import time; time.sleep(60)"], tmp_path)
+    second = programs.Program("sleeper", ["python", "-c", "print('ValueError: done')"], tmp_path)
     assert not first.alive() and other.alive()
     while second.alive():
         time.sleep(0.05)
-    assert str(second.failure("ended")) == "sleeper: ended (exit code 0): ValueError: done"
+    assert str(running.failure(second, "ended")) == "sleeper: ended (exit code 0): ValueError: done"
     other.stop()
     second.stop()
     assert not other.alive() and ours(tmp_path) == []
@@ -481,9 +481,9 @@ def test_strangers_are_refused(federation, tmp_path):
 
 def test_a_node_without_a_key_is_refused(federation, tmp_path):
     """Our own commands start none, so this is Flower's."""
-    node = running.Program("supernode", [
+    node = running.start("supernode", [
         "flower-supernode", "--superlink", federation.link.address, "--root-certificates",
-        str(federation.folder / "ca.crt"), "--host", "127.0.0.1", "--port", str(running.free_port())], tmp_path)
+        str(federation.folder / "ca.crt"), "--host", "127.0.0.1", "--port", str(programs.free_port())], tmp_path)
     until = time.monotonic() + 60
     while node.alive() and time.monotonic() < until:
         time.sleep(0.2)

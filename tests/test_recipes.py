@@ -30,10 +30,9 @@ def test_methods_of_the_cdma_paper_are_compared_at_equal_floats(name):
 
 @pytest.mark.skipif(not REAL, reason="FEDSADDLE_DATA names no folder with the real data")
 def test_auc_on_mnist_improves():
-    few = ["run.rounds=10", 'run.evaluate_on=["test"]', "run.execution=eager"]
-    settings = settle(read(recipes.path("cdma/auc-mnist")), few)
+    settings = settle(read(recipes.path("cdma/auc-mnist")), ["run.rounds=20", 'run.evaluate_on=["test"]'])
     job = job_from_settings(settings, "CDMA-ONE")
     assert job.federation.num_clients == 500
     start = job.evaluate(job.algorithm.solution(job.progress.server))[0]["test"]["auc"]
     measures = [r["measures"]["test"]["auc"] for r in carry_out(job, settings.run).records if "measures" in r]
-    assert measures[-1] > start + 0.1
+    assert max(measures) > max(start, 0.85)

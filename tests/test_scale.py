@@ -140,7 +140,7 @@ def rows(values):
 
 def alike(one, other, ids):
     """The states of both are the same, and where their client functions run."""
-    for a, b in zip(leaves(one.read(ids)), leaves(other.read(ids.to(other.first.tag.device))), strict=True):
+    for a, b in zip(leaves(one.read(ids)), leaves(other.read(ids)), strict=True):
         assert b.device.type == other.first.tag.device.type and torch.equal(a, b.cpu())
 
 
@@ -162,7 +162,7 @@ def test_states_on_disk_are_those_in_memory(limit, device, tmp_path, monkeypatch
         ids = torch.from_numpy(random.permutation(200)[: random.integers(1, 30)])
         for states, there in ((plain, CPU), (disk, place)):
             new = rows(np.arange(len(ids)) + 100 * step)
-            states.write(ids.to(there), map_leaves(lambda leaf, there=there: leaf.to(there), new))
+            states.write(ids, map_leaves(lambda leaf, there=there: leaf.to(there), new))
         alike(plain, disk, torch.arange(200))
         end = random.choice(["commit", "rollback", "go on", "dump"])
         for states in (plain, disk):

@@ -40,7 +40,7 @@ from findings import (
 from rich.console import Console
 from rich.table import Table
 
-from fedsaddle.sites.flower import running
+from fedsaddle.sites import programs
 
 SETTINGS = Path(__file__).parent / "demo.toml"
 NAMES = ("north", "east", "south", "west")
@@ -61,9 +61,9 @@ class Stage:
 
     def __init__(self, folder: Path, engine: str) -> None:
         self.folder, self.engine, self.began = folder, engine, time.monotonic()
-        self.address = f"127.0.0.1:{running.free_port()}"
+        self.address = f"127.0.0.1:{programs.free_port()}"
         self.running: dict[str, subprocess.Popen[bytes]] = {}
-        self.known: set[running.Process] = set()  # children of children
+        self.known: set[programs.Process] = set()  # children of children
         self.shown = 0  # rounds
         self.slow: int | None = None  # pid of the worker that sleeps in turn
         self.asleep, self.since = False, 0.0
@@ -94,14 +94,14 @@ class Stage:
     def kill(self, name: str) -> int:
         """A whole node at once, as a power cut would: the command, its transport, its courier and its worker."""
         process = self.running.pop(name)
-        everyone = running.family(process.pid)
+        everyone = programs.family(process.pid)
         process.kill()
-        running.end(everyone)
+        programs.end(everyone)
         process.wait()
         return 1 + len(everyone)
 
     def worker_of(self, name: str) -> int:
-        for child in running.family(self.running[name].pid):
+        for child in programs.family(self.running[name].pid):
             words = Path(f"/proc/{child.pid}/cmdline").read_bytes().split(b"\0")
             if b"worker" in words and b"fedsaddle" in words:
                 return child.pid
@@ -112,7 +112,7 @@ class Stage:
         if self.slow:
             signal_to(self.slow, signal.SIGCONT)
         for name, process in self.running.items():
-            self.known |= running.family(process.pid)
+            self.known |= programs.family(process.pid)
             signal_to(process.pid, signal.SIGINT if name == "server" else signal.SIGTERM)
         until = time.monotonic() + 15
         for process in self.running.values():
@@ -121,11 +121,11 @@ class Stage:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        running.end(self.known)
+        programs.end(self.known)
         for folder, name in ((self.folder / "run/flower/superlink", "superlink"),
                              *((self.folder / f"state-{name}/supernode", program) for name in NAMES
                                for program in ("supernode", "resident"))):
-            running.end_left_behind(folder, name)
+            programs.end_left_behind(folder, name)
 
     # Looking on.
 
@@ -195,7 +195,7 @@ def prepared(stage: Stage) -> None:
     if stage.engine == "nvflare":
         stage.say("[bold]fedsaddle provision[/bold]: a start-up kit for the server, for its admin and for every site")
         (stage.folder / "project.toml").write_text(
-            f'name = "demo"\nserver = "localhost"\nport = {port}\nadmin_port = {running.free_port()}\n'
+            f'name = "demo"\nserver = "localhost"\nport = {port}\nadmin_port = {programs.free_port()}\n'
             f"sites = {json.dumps(NAMES)}\n")
         stage.command("provision", "project.toml", "--out", "kits")
         own = ["--engine", "nvflare", "--kit", "kits/server"]

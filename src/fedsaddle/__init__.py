@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fedsaddle.version import __version__
+
 if TYPE_CHECKING:
     from fedsaddle.algorithms import ALGORITHMS, make
     from fedsaddle.contracts import ALL, Batch, Data, Draw, Pair, Point, Rows, SettingError, setting
@@ -15,13 +17,41 @@ if TYPE_CHECKING:
     from fedsaddle.problems import AUC, GAN, Agnostic, Metric, Pairwise, Quadratic, Robust, from_module
     from fedsaddle.runs import Result, train
 
-__version__ = "0.1.0"
-
 __all__ = [
-    "ALGORITHMS", "ALL", "AUC", "GAN", "Agnostic", "Batch", "Clients", "Cyclic", "Data", "Deadline", "Draw", "DropOuts",
-    "FirstResponders", "Latencies", "Metric", "Pair", "Pairwise", "Participation", "Point", "Quadratic", "Result",
-    "Robust", "Rows", "SettingError", "Trace", "Uniform", "Weighted", "clients_from_arrays", "clients_from_list",
-    "from_module", "make", "setting", "train",
+    "ALGORITHMS",
+    "ALL",
+    "AUC",
+    "GAN",
+    "Agnostic",
+    "Batch",
+    "Clients",
+    "Cyclic",
+    "Data",
+    "Deadline",
+    "Draw",
+    "DropOuts",
+    "FirstResponders",
+    "Latencies",
+    "Metric",
+    "Pair",
+    "Pairwise",
+    "Participation",
+    "Point",
+    "Quadratic",
+    "Result",
+    "Robust",
+    "Rows",
+    "SettingError",
+    "Trace",
+    "Uniform",
+    "Weighted",
+    "__version__",
+    "clients_from_arrays",
+    "clients_from_list",
+    "from_module",
+    "make",
+    "setting",
+    "train",
 ]
 
 # Where the public names are. They are imported when they are first used: a courier of a site, started for every

@@ -21,7 +21,7 @@ from fedsaddle.sites.notes import receive_note, send_note
 from fedsaddle.sites.wire import Delivery, Parcel, WireLost
 
 EXPIRED = "expired"
-GRACE = 10.0
+GRACE = 10.0  # seconds after which an answer that the courier should have called expired is expired without it
 LOOK = 1.0  # seconds between two looks whether the transport is well
 PATIENCE = 180.0  # seconds for a courier to say who is there: it may be in the middle of sending
 LONGEST_PATH = 100  # a Unix socket's address has 108 bytes
@@ -45,11 +45,9 @@ class CourierWire:
     The folder must be the coordinator's own: whoever can write there can be the courier.
     """
 
-    def __init__(self, folder: Path, words: Words, trouble: Callable[[], str] = lambda: "",
-                 grace: Callable[[], float] = lambda: GRACE) -> None:
-        """trouble: why the transport carries no more, "" if it does, where that can be seen: a courier notices late;
-        grace: seconds after which an answer that the courier should have called expired is expired without it."""
-        self.words, self.trouble, self.grace = words, trouble, grace
+    def __init__(self, folder: Path, words: Words, trouble: Callable[[], str] = lambda: "") -> None:
+        """trouble: why the transport carries no more, "" if it does, where that can be seen: a courier notices late."""
+        self.words, self.trouble = words, trouble
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.path = folder.resolve() / "wire.sock"
         if len(os.fsencode(self.path)) > LONGEST_PATH:
@@ -106,7 +104,7 @@ class CourierWire:
             courier = self._there()
             for same in together.values():
                 now = time.monotonic()
-                self._open |= {p.ticket: _Open(p.node, now + p.seconds + self.grace()) for p in same}
+                self._open |= {p.ticket: _Open(p.node, now + p.seconds + GRACE) for p in same}
         for content, same in together.items():  # not under the lock: the courier may want to deliver meanwhile
             labels = [{"node": p.node, "ticket": p.ticket, "seconds": p.seconds} for p in same]
             self._write(courier, {"do": "send", "parcels": labels}, content)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,9 +10,9 @@ from types import MappingProxyType
 from fedsaddle.sites.parcels import Unreadable, packed, unpacked
 from fedsaddle.sites.roster import BadHello, Member, introduced
 from fedsaddle.sites.wire import Parcel, Wire
+from fedsaddle.version import __version__
 
 AGAIN = 30.0  # seconds after which a silent node is asked once more
-OWN = importlib.metadata.version("fedsaddle")
 TURN = 0.5  # seconds that are waited at once
 LARGEST = 1 << 20  # bytes of an introduction
 NOBODY: Mapping[str, str] = MappingProxyType({})
@@ -48,7 +47,7 @@ def gathered(wire: Wire, wanted: int, names: Sequence[str], seconds: float, say:
                 continue
             found[delivery.node] = member
             version = str(header.get("version"))[:20]
-            if version != OWN:
-                say(f"{member.name} has fedsaddle {version}, this server {OWN}: install the same at all sites")
+            if version != __version__:
+                say(f"{member.name} has fedsaddle {version}, this server {__version__}: install the same at all sites")
             say(f"{member.name} is there: {member.rows:,} rows")
     return list(found.values())

@@ -7,7 +7,6 @@ the site's disk, and survive whatever process dies. Errors are answered in words
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import logging
 import time
@@ -30,6 +29,7 @@ from fedsaddle.sites.forms import built
 from fedsaddle.sites.parcels import Unreadable, packed, unpacked
 from fedsaddle.sites.policy import Policy, Refused, enough_rows, over, permit
 from fedsaddle.sites.store import Store, Token
+from fedsaddle.version import __version__
 
 LIMIT = 4 << 30  # bytes of an ask
 MINIBATCHES = 100_000  # of an ask
@@ -94,7 +94,7 @@ class Site:
         inputs, targets = self.clients.inputs, self.clients.targets
         return {
             "kind": "hello", "number": header.get("number"), "name": self.name, "group": self.group,
-            "version": importlib.metadata.version("fedsaddle"), "rows": len(targets), "shape": list(inputs.shape[1:]),
+            "version": __version__, "rows": len(targets), "shape": list(inputs.shape[1:]),
             "dtype": _plain(inputs.dtype), "targets": [list(targets.shape[1:]), _plain(targets.dtype)],
         }
 

@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Sequence
 from html import escape
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from fedsaddle.report.content import content
 from fedsaddle.report.folder import replace_file
 from fedsaddle.report.page.markup import lead, sections
 from fedsaddle.report.plots import draw
+from fedsaddle.version import __version__
 
 SCRIPTS = ("base.js", "curves.js", "clients.js", "sent.js", "start.js")
 DRAWN = ("headline", "smooth", "measures", "axes", "series", "participation", "traffic", "clients",
@@ -39,7 +39,7 @@ def page(found: dict[str, Any]) -> str:
     scripts = "\n".join(text(name) for name in SCRIPTS)
     parts = {
         "title": escape(found["title"]), "lead": lead(found), "css": text("page.css"), "sections": sections(found),
-        "version": escape(own_version()), "js": scripts,
+        "version": escape(__version__), "js": scripts,
         "hash": f"sha256-{base64.b64encode(hashlib.sha256(scripts.encode()).digest()).decode()}",
         "data": embedded({name: found[name] for name in DRAWN}),
     }
@@ -66,10 +66,3 @@ def rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: rounded(each) for name, each in value.items()}
     return [rounded(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-def own_version() -> str:
-    try:
-        return version("fedsaddle")
-    except PackageNotFoundError:  # used from its source
-        return ""

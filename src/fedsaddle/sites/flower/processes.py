@@ -21,20 +21,11 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from fedsaddle.contracts import SettingError
-from fedsaddle.sites.flower.running import (
-    MARK,
-    REFUSED,
-    FlowerFailed,
-    Program,
-    end_left_behind,
-    environment,
-    free_port,
-    last_words,
-)
+from fedsaddle.sites.flower.running import MARK, REFUSED, FlowerFailed, failure, last_words, settings, start
+from fedsaddle.sites.programs import Program, end_left_behind, environment, free_port, freed_port
 
 LOOK = 0.1
 GAVE_UP = "Giving up reconnection"  # in the SuperNode's log
-FREED = 5.0  # seconds in which a port is given up by whoever was ended
 TAKEN = "already in use"
 NAME = "coordinator"  # of the connection in Flower's own configuration file
 
@@ -76,7 +67,7 @@ class SuperLink:
             command += ["--enable-supernode-auth", *_tls(certificates)]
         else:
             command += ["--insecure"]
-        self.program = Program("superlink", command, folder)
+        self.program = start("superlink", command, folder)
         try:
             self._wait(seconds)
         except BaseException:
@@ -97,9 +88,9 @@ class SuperLink:
         until = time.monotonic() + seconds
         while not answers(self.connection, "/health"):
             if not self.program.alive():
-                raise self.program.failure("ended at the start")
+                raise failure(self.program, "ended at the start")
             if time.monotonic() > until:
-                raise self.program.failure(f"not healthy after {seconds:.0f} s")
+                raise failure(self.program, f"not healthy after {seconds:.0f} s")
             time.sleep(LOOK)
         if not answers(self.connection, MARK):
             raise FlowerFailed("superlink: this version of Flower starts without our gate, so anybody who reaches the "
@@ -107,16 +98,12 @@ class SuperLink:
 
 
 def _freed(host: str, port: int) -> int:
-    """The port, once nobody listens there: one that was ended a moment ago may still hold it."""
-    until = time.monotonic() + FREED
-    while True:
-        try:
-            return free_port(host, port)
-        except OSError as error:  # else another SuperLink there would look like this one
-            if time.monotonic() > until:
-                raise SettingError(f"host = {host!r}, port = {port}: cannot be listened at ({error.strerror}); choose "
-                                   "another port, or end what listens there") from None
-            time.sleep(LOOK)
+    """The port, once nobody listens there: else another SuperLink there would look like this one."""
+    try:
+        return freed_port(host, port)
+    except OSError as error:
+        raise SettingError(f"host = {host!r}, port = {port}: cannot be listened at ({error.strerror}); choose "
+                           "another port, or end what listens there") from None
 
 
 class SuperNode:
@@ -152,7 +139,7 @@ class SuperNode:
             _leave(folder, superlink, str(root), str(private_key), known.read_text())
             self._start(command, folder, seconds)
         known.write_text(self.node)
-        self.courier = Program("resident", [
+        self.courier = start("resident", [
             Path(sys.executable).name, "-m", "fedsaddle.sites.flower.resident", f"127.0.0.1:{port}",
             str(self.program.pid), str(secret)], folder) if resident else None
 
@@ -166,7 +153,7 @@ class SuperNode:
     def failure(self) -> FlowerFailed:
         """Why it is not alive, or why it gave up."""
         ended = [program for program in self._programs() if not program.alive()]
-        return ended[0].failure("ended") if ended else self.program.failure("gave up")
+        return failure(ended[0], "ended") if ended else failure(self.program, "gave up")
 
     def stop(self, seconds: float = 10.0) -> None:
         for program in self._programs():
@@ -180,7 +167,7 @@ class SuperNode:
         return [self.program, *([self.courier] if self.courier else [])]
 
     def _start(self, command: Sequence[str], folder: Path, seconds: float | None) -> None:
-        self.program, self.node = Program("supernode", command, folder), ""
+        self.program, self.node = start("supernode", command, folder), ""
         try:
             self._wait(seconds)
         except BaseException:
@@ -191,9 +178,9 @@ class SuperNode:
         until = None if seconds is None else time.monotonic() + seconds
         while not self.node:
             if not self.program.alive():
-                raise self.program.failure("ended at the start")
+                raise failure(self.program, "ended at the start")
             if until is not None and time.monotonic() > until:
-                raise self.program.failure(f"no SuperLink after {seconds:.0f} s")
+                raise failure(self.program, f"no SuperLink after {seconds:.0f} s")
             self.node = self.program.said().partition("SuperNode ID: ")[2].partition("\n")[0].strip()
             time.sleep(LOOK)
 
@@ -254,11 +241,12 @@ def _flwr(connection: Connection, *command: str) -> dict[str, Any]:
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     link = {"address": connection.address, **({"root-certificates": str(connection.root.resolve())}
                                               if connection.root else {"insecure": True})}
-    settings, text = home / "config.toml", tomli_w.dumps({"superlink": {"default": NAME, NAME: link}})
-    if not settings.exists() or settings.read_text(encoding="utf-8") != text:  # another thread may be reading it
-        settings.write_text(text, encoding="utf-8")
+    known, text = home / "config.toml", tomli_w.dumps({"superlink": {"default": NAME, NAME: link}})
+    if not known.exists() or known.read_text(encoding="utf-8") != text:  # another thread may be reading it
+        known.write_text(text, encoding="utf-8")
     done = subprocess.run([str(Path(sys.executable).parent / "flwr"), *command, "--format", "json"], check=False,
-                          capture_output=True, text=True, env=environment(home), cwd=connection.folder, timeout=120)
+                          capture_output=True, text=True, env=environment(settings(home)), cwd=connection.folder,
+                          timeout=120)
     try:
         said = json.loads(done.stdout[done.stdout.index("{"):])
     except ValueError:
@@ -272,7 +260,7 @@ def _flwr(connection: Connection, *command: str) -> dict[str, Any]:
 def _leave(folder: Path, *arguments: str) -> None:
     """Should it fail, the next start of the node is refused too, and says so."""
     subprocess.run([sys.executable, "-m", "fedsaddle.sites.flower.leave", *arguments], check=False, capture_output=True,
-                   timeout=60, env=environment(folder / "home"))
+                   timeout=60, env=environment(settings(folder / "home")))
 
 
 def _secure(what: str, given: bool, insecure: bool) -> None:

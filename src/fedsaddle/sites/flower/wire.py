@@ -7,10 +7,9 @@ from pathlib import Path
 
 from fedsaddle.sites.courier_wire import CourierWire, Words
 
-GRACE = 10.0  # seconds after which an answer that Flower should have called expired is expired without it
 WORDS = Words(courier="Flower's ServerApp", host="the SuperLink")
 
 
 def FlowerWire(folder: Path, lives: Callable[[], bool] = lambda: True) -> CourierWire:  # named as the wire it makes
     """lives: whether the SuperLink runs, where that can be seen. `wait` after every `processes.submit`."""
-    return CourierWire(folder, WORDS, lambda: "" if lives() else f"{WORDS.host} ended", lambda: GRACE)
+    return CourierWire(folder, WORDS, lambda: "" if lives() else f"{WORDS.host} ended")

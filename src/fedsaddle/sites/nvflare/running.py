@@ -1,7 +1,4 @@
-"""NVFlare's programs, as a server and a site start them from their kits, and what their logs mean.
-
-They are started as every program beside us (`flower.running`, which knows no more of Flower than its settings).
-"""
+"""NVFlare's programs, as a server and a site start them from their kits, and what their logs mean."""
 
 from __future__ import annotations
 
@@ -13,12 +10,11 @@ import time
 from pathlib import Path
 
 from fedsaddle.contracts import SettingError
-from fedsaddle.sites.flower.running import Program, end_left_behind, free_port
 from fedsaddle.sites.nvflare.kit import Kit
+from fedsaddle.sites.programs import Program, end_left_behind, freed_port
 from fedsaddle.sites.wire import TransportFailed
 
 LOOK = 0.1
-FREED = 5.0  # seconds in which a port is given up by whoever was ended
 PROBE = 5.0  # seconds for a server to answer
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"  # with which every HTTP/2 connection begins
 HEARTBEAT = 2  # seconds between two signs of life of a site
@@ -36,6 +32,10 @@ class NVFlareFailed(TransportFailed):
     """A program of NVFlare ended, or did not start. The text says which and why."""
 
 
+class Refused(Exception):
+    """The server showed the certificate that it should, and hung up when it saw ours."""
+
+
 def failure(program: Program, what: str) -> NVFlareFailed:
     log = program.said()
     why = next((meaning for sign, meaning in REASONS.items() if sign in log), f"its log is {program.log}")
@@ -46,7 +46,11 @@ def start_server(kit: Kit, space: Path, seconds: float) -> Program:
     """The server's parent process; it listens when this returns."""
     end_left_behind(space, "nvflare-server")  # it would hold the port
     for port in (kit.port, kit.admin_port):
-        _freed(port)
+        try:
+            freed_port("0.0.0.0", port)
+        except OSError as error:
+            raise SettingError(f"port {port} of the kit: cannot be listened at ({error.strerror}); end what listens "
+                               "there, or provision with another port") from None
     program = Program("nvflare-server", _line("server", kit, space), space)
     _wait(program, STARTED, seconds)
     return program
@@ -77,36 +81,34 @@ def _wait(program: Program, word: str, seconds: float) -> None:
         raise
 
 
-def _freed(port: int) -> None:
-    """Until nobody listens at the port: one that was ended a moment ago may still hold it."""
-    until = time.monotonic() + FREED
-    while True:
-        try:
-            free_port("0.0.0.0", port)
-            return
-        except OSError as error:
-            if time.monotonic() > until:
-                raise SettingError(f"port {port} of the kit: cannot be listened at ({error.strerror}); end what "
-                                   "listens there, or provision with another port") from None
-            time.sleep(LOOK)
+def knock(kit: Kit) -> None:
+    """Shows the kit's certificate to the server, as a site does, and is greeted. If not: OSError, nobody answers;
+    SSLCertVerificationError, it is not the server of this kit; SSLError, no TLS is spoken; Refused, it hangs up."""
+    keys = kit.folder / "startup"
+    with socket.create_connection((kit.host, kit.port), timeout=PROBE) as plain:
+        context = ssl.create_default_context(cafile=keys / "rootCA.pem")
+        context.load_cert_chain(keys / "client.crt", keys / "client.key")
+        context.set_alpn_protocols(["h2"])
+        with context.wrap_socket(plain, server_hostname=kit.host) as secured:
+            try:
+                secured.sendall(GREETING)
+                greeted = secured.recv(1)
+            except (ssl.SSLError, ConnectionError):
+                greeted = b""
+            if not greeted:  # it looks at our certificate after its own part of the handshake
+                raise Refused(f"{kit.host}:{kit.port}")
 
 
 def why_not(kit: Kit, name: str) -> str:
     """Why a site is not let in, seen by a connection of our own: NVFlare's log does not say."""
-    place, keys = f"{kit.host}:{kit.port}", kit.folder / "startup"
+    place = f"{kit.host}:{kit.port}"
     try:
-        with socket.create_connection((kit.host, kit.port), timeout=PROBE) as plain:
-            context = ssl.create_default_context(cafile=keys / "rootCA.pem")
-            context.load_cert_chain(keys / "client.crt", keys / "client.key")
-            context.set_alpn_protocols(["h2"])
-            with context.wrap_socket(plain, server_hostname=kit.host) as secured:
-                secured.sendall(GREETING)
-                if secured.recv(1):
-                    return f"the server at {place} has not let it in yet, or not under the name {name!r}"
+        knock(kit)
     except ssl.SSLCertVerificationError:
         return f"the certificate of the server at {place} is not from the authority of this kit, or not for that host"
-    except ssl.SSLError:
-        pass  # as if it had hung up
+    except (ssl.SSLError, Refused):
+        return (f"the server at {place} does not accept this kit's certificate: another authority made it, or it has "
+                "expired")
     except OSError as error:
         return f"nobody answers at {place} ({error.strerror or 'no answer in time'})"
-    return f"the server at {place} does not accept this kit's certificate: another authority made it, or it has expired"
+    return f"the server at {place} has not let it in yet, or not under the name {name!r}"

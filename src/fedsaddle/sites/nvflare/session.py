@@ -11,7 +11,6 @@ from types import TracebackType
 
 from fedsaddle.contracts import SettingError
 from fedsaddle.sites.courier_wire import CourierWire, Words
-from fedsaddle.sites.flower.running import Program
 from fedsaddle.sites.frames import socket_folder
 from fedsaddle.sites.nvflare.admin import Desk
 from fedsaddle.sites.nvflare.job import write_job
@@ -25,6 +24,7 @@ from fedsaddle.sites.nvflare.running import (
     start_site,
     why_not,
 )
+from fedsaddle.sites.programs import Program
 from fedsaddle.sites.wire import WireLost
 
 WORDS = Words(courier="NVFlare's job", host="the NVFlare server")
