@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -212,6 +213,7 @@ def test_strangers_are_refused_in_words_and_no_row_in_an_exception_reaches_the_s
         assert server.wait(SECONDS) == 2, place.said()
         said = place.said()
         assert "refused: the certificate of 'e' was shown by somebody who calls itself 'd'" in said
+        assert "refused: somebody showed a certificate that is not from the authority of the kits" in said
         assert "node d did not introduce itself: the site's courier failed" in said
     assert holding(place.folder / "d", secret), "the exception was raised, and told at the site"
     assert not holding(place.folder / "run", secret) and secret not in said
@@ -253,6 +255,20 @@ def test_kits_stream_no_logs_run_no_foreign_code_and_store_nothing_in_the_tempor
     assert (tmp_path / "rivers" / "startup" / "client.key").read_bytes() == key, "what is there stays"
     assert kits.read_kit(tmp_path / "server", kits.SERVER).sites == ("rivers", "hills", "lakes")
     assert kits.read_kit(tmp_path / "lakes", kits.SITE).name == "lakes"
+
+@pytest.mark.parametrize(("other", "named"), [
+    ({"server": "other.example.org"}, "server = 'other.example.org'.*fed.example.org.*--out"),
+    ({"port": 9004}, "port = 9004.*9002.*--out"), ({"admin_port": 9004}, "admin_port = 9004.*9003.*--out"),
+    ({"admin": "else@example.org"}, "admin = 'else@example.org'.*admin@example.org.*--out")])
+def test_kits_keep_the_address_they_were_made_for(other, named, tmp_path):
+    first = Project("trial", "fed.example.org", 9002, 9003, ("rivers",))
+    for kit in provision(first, tmp_path):
+        assert json.loads((kit / "kit.json").read_text())["port"] == 9002
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(SettingError, match=named):
+        provision(dataclasses.replace(first, sites=("rivers", "hills"), **other), tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
 
 
 @pytest.mark.parametrize(("text", "word"), [

@@ -18,6 +18,8 @@ from fedsaddle.contracts import SettingError
 from fedsaddle.sites import certificates
 from fedsaddle.sites import doctor as checks
 from fedsaddle.sites.doctor import Finding
+from fedsaddle.sites.engines import Options, engine_of
+from fedsaddle.sites.nvflare import checks as kits
 
 out, err = Console(), Console(stderr=True)
 AUTHORITY_LIVES = 3  # times as long as the server's certificate, or renewing that would be of no use
@@ -96,24 +98,44 @@ def doctor(
                                                                          "connected to")] = None,
     folder: Annotated[Path | None, typer.Option("--keys", help="folder of `fedsaddle keys`, or that of one "
                                                                "node")] = None,
+    engine: Annotated[str, typer.Option(help="transport: flower or nvflare")] = "flower",
+    kit: Annotated[Path | None, typer.Option(help="folder of `fedsaddle provision`, for --engine nvflare; the server "
+                                                  "that a site's kit names is connected to")] = None,
+    name: Annotated[str | None, typer.Option(help="the site's name, which a kit must have")] = None,
     data: Annotated[Path | None, typer.Option(help="the site's table")] = None,
     label: Annotated[str | None, typer.Option(help="column of the label in the table")] = None,
     policy: Annotated[Path | None, typer.Option(help="the site's policy")] = None,
     port: Annotated[list[int] | None, typer.Option(help="port to listen on; may be repeated")] = None,
-    state: Annotated[Path | None, typer.Option(help="folder for the site's state")] = None,
+    state: Annotated[Path | None, typer.Option(help="folder for the site's state; for a server's kit, its run "
+                                                    "folder")] = None,
 ) -> None:
     """Check this machine before it takes part; changes nothing. Exit code 1 if anything is wrong."""
-    host, number = _address(server) if server else (None, 0)
-    found = [checks.check_python(), *map(checks.check_version, checks.VERSIONS), *checks.check_quiet(os.environ)]
-    found += certificates.check_keys(folder, host) if folder else []
-    found += checks.check_server(host, number, folder / "ca.crt" if folder else None) if host else []
-    found += [checks.check_port(one) for one in port or ()]
+    engine_of(engine, Options(keys=folder, kit=kit, server=server, port=port[0] if port else None))
+    found = [checks.check_python()]
+    found += _of_nvflare(kit, name, state) if engine == "nvflare" else _of_flower(server, folder, name, port or ())
     found += [checks.check_data(data, label)] if data else []
     found += [checks.check_policy(policy)] if policy else []
     found += checks.check_state(state) if state else []
     out.print(_table(found))
     if any(finding.level == checks.WRONG for finding in found):
         raise typer.Exit(1)
+
+
+def _of_flower(server: str | None, folder: Path | None, name: str | None, ports: Sequence[int]) -> list[Finding]:
+    if name is not None:
+        raise SettingError("--name: belongs to --engine nvflare, not to flower; leave it out")
+    host, number = _address(server) if server else (None, 0)
+    found = [*map(checks.check_version, checks.VERSIONS), *checks.check_quiet(os.environ)]
+    found += certificates.check_keys(folder, host) if folder else []
+    found += checks.check_server(host, number, folder / "ca.crt" if folder else None) if host else []
+    return found + [checks.check_port(one) for one in ports]
+
+
+def _of_nvflare(kit: Path | None, name: str | None, state: Path | None) -> list[Finding]:
+    if kit is None:
+        return [*kits.check_versions(), Finding(checks.WARNING, "kit", "was not looked at: --kit is not given",
+                                                "give the folder that `fedsaddle provision` wrote")]
+    return [*kits.check_versions(), *kits.check_kit(kit, name, state)]
 
 
 def add_to(app: typer.Typer) -> None:

@@ -90,9 +90,11 @@ def _key_of(what: str, folder: Path, chain: Any) -> list[Finding]:
     return found
 
 
-def check_dates(what: str, certificate: Any, now: datetime | None = None) -> Finding:
+def check_dates(what: str, certificate: Any, now: datetime | None = None, again: str = "") -> Finding:
+    """again: how a new one is had, where it is not one of `fedsaddle keys`."""
     now, start, end = now or datetime.now(UTC), certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    again = "make a new one (`fedsaddle keys DIR --renew-server`)" if what == "server.pem" else "make a new authority"
+    again = again or ("make a new one (`fedsaddle keys DIR --renew-server`)" if what == "server.pem"
+                      else "make a new authority")
     if now < start:
         return Finding(WRONG, what, f"is valid from {start:%Y-%m-%d %H:%M} UTC on", "set this machine's clock, or wait")
     if now >= end:

@@ -1,7 +1,7 @@
 """What may keep a site from taking part, found before it tries: versions, the way to the server, clocks, files.
 
 Every check returns findings and changes nothing. Nothing is connected to but the server that was named. Keys and
-certificates are looked at in `certificates`.
+certificates are looked at in `certificates`, the kits of NVFlare in `nvflare.checks`.
 """
 
 from __future__ import annotations
@@ -45,6 +45,14 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
+class Remedies(NamedTuple):
+    """For a server's certificate that is not trusted because of its dates, its hosts or its authority."""
+
+    dates: str
+    hosts: str
+    authority: str
+
+
 class Answer(NamedTuple):
     """Of a web server: its status, its date, and when it came by this machine's clock."""
 
@@ -58,13 +66,14 @@ def check_python() -> Finding:
     return judged(sys.version_info >= (3, 11), "Python", version, version, "install Python 3.11 or newer")
 
 
-def check_version(name: str) -> Finding:
-    least, below = VERSIONS[name]
+def check_version(name: str, versions: Mapping[str, tuple[str, str]] | None = None, install: str = INSTALL) -> Finding:
+    """versions: at least, below; those of VERSIONS if not given."""
+    least, below = (VERSIONS if versions is None else versions)[name]
     wanted = f">={least},<{below}" if below else f">={least}"
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return Finding(WRONG, name, "is not installed", INSTALL)
+        return Finding(WRONG, name, "is not installed", install)
     good = _numbers(least) <= _numbers(version) and (not below or _numbers(version) < _numbers(below))
     return judged(good, name, version, f"{version}, where {wanted} is needed", f'pip install "{name}{wanted}"')
 
@@ -100,7 +109,7 @@ def check_server(host: str, port: int, authority: Path | None, seconds: float = 
             return [*found, Finding(OK, "health", "`fedsaddle server` answers"), *_compared(answer)]
         answer = _ask(socket.create_connection((host, port), seconds), trust, host, "/health")
     except ssl.SSLCertVerificationError as error:
-        return [*found, _distrust(error, host)]
+        return [*found, distrust(error, host, _renewals(host))]
     except (OSError, http.client.HTTPException) as error:
         return [*found, Finding(WRONG, "TLS", f"no HTTPS is spoken there ({type(error).__name__})",
                                 f"check the port, and that the server was started with {STARTED}")]
@@ -139,15 +148,20 @@ def check_clock(ahead: float) -> Finding:
     return Finding(WARNING, "clock", apart, remedy) if abs(ahead) > DRIFT else Finding(OK, "clock", apart)
 
 
-def _distrust(error: ssl.SSLCertVerificationError, host: str) -> Finding:
+def distrust(error: ssl.SSLCertVerificationError, host: str, remedies: Remedies) -> Finding:
     if error.verify_code in DATES:
         return Finding(WRONG, "TLS", f"a certificate {DATES[error.verify_code]}, by this machine's clock",
-                       "set the clock, or renew it on the server: `fedsaddle keys DIR --renew-server`")
+                       remedies.dates)
     if error.verify_code in HOSTS:
-        return Finding(WRONG, "TLS", f"the certificate is not for {host}", "name the server as it does, or "
-                       f"renew it there: `fedsaddle keys DIR --renew-server --server {host}`")
-    return Finding(WRONG, "TLS", f"the certificate is not trusted ({error.verify_message})",
-                   "give the folder with the ca.crt of the server's authority as --keys")
+        return Finding(WRONG, "TLS", f"the certificate is not for {host}", remedies.hosts)
+    return Finding(WRONG, "TLS", f"the certificate is not trusted ({error.verify_message})", remedies.authority)
+
+
+def _renewals(host: str) -> Remedies:
+    return Remedies("set the clock, or renew it on the server: `fedsaddle keys DIR --renew-server`",
+                    "name the server as it does, or renew it there: `fedsaddle keys DIR --renew-server --server "
+                    f"{host}`",
+                    "give the folder with the ca.crt of the server's authority as --keys")
 
 
 def check_port(port: int) -> Finding:

@@ -74,10 +74,12 @@ def read_project(path: Path) -> Project:
 
 def provision(project: Project, out: Path) -> list[Path]:
     """The kits in a folder: server, admin, and one for every site. Kits that are there stay; new sites are added."""
-    out.mkdir(parents=True, exist_ok=True, mode=0o700)
-    made = _build(project, out / AUTHORITY)
     kits = [(SERVER, SERVER, project.server), (ADMIN, ADMIN, project.admin),
             *((site, SITE, site) for site in project.sites)]
+    for folder, kind, name in kits:
+        _same_address(out / folder, _about(kind, name, project))
+    out.mkdir(parents=True, exist_ok=True, mode=0o700)
+    made = _build(project, out / AUTHORITY)
     for folder, kind, name in kits:
         target = out / folder
         if target.exists():
@@ -121,10 +123,25 @@ def _build(project: Project, folder: Path) -> Path:
     return Path(context["current_prod_dir"])
 
 
+def _about(kind: str, name: str, project: Project) -> dict[str, Any]:
+    return {"kind": kind, "name": name, "org": ORG, "host": project.server, "port": project.port,
+            "admin_port": project.admin_port, "sites": list(project.sites) if kind == SERVER else []}
+
+
+def _same_address(target: Path, about: dict[str, Any]) -> None:
+    """What NVFlare reads in a kit, and its certificate, stay as they were made: another address needs other kits."""
+    try:
+        before = json.loads((target / ABOUT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return
+    for field, key in (("server", "host"), ("port", "port"), ("admin_port", "admin_port"), ("admin", "name")):
+        if before.get(key) != about[key]:
+            raise SettingError(f"{field} = {about[key]!r}: the kit {target} was made for {before.get(key)!r}, and kits "
+                               "keep it; give another --out, and hand those kits out")
+
+
 def _describe(target: Path, kind: str, name: str, project: Project) -> None:
-    about = {"kind": kind, "name": name, "org": ORG, "host": project.server, "port": project.port,
-             "admin_port": project.admin_port, "sites": list(project.sites) if kind == SERVER else []}
-    (target / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    (target / ABOUT).write_text(json.dumps(_about(kind, name, project), indent=1) + "\n", encoding="utf-8")
 
 
 def _settle(target: Path, kind: str) -> None:

@@ -8,6 +8,7 @@ import ssl
 import sys
 import time
 from pathlib import Path
+from types import MappingProxyType
 
 from fedsaddle.contracts import SettingError
 from fedsaddle.sites.nvflare.kit import Kit
@@ -19,7 +20,15 @@ PROBE = 5.0  # seconds for a server to answer
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"  # with which every HTTP/2 connection begins
 HEARTBEAT = 2  # seconds between two signs of life of a site
 STARTED, JOINED = "Server started", "Verified received token and signature"  # in the logs
-FORGED = re.compile(r"authenticated as '([^']{1,64})' but claimed endpoint '([^']{1,64})'")  # in the server's log
+TOLD = MappingProxyType({"GRPC_VERBOSITY": "INFO"})  # else gRPC tells nobody whom it turned away
+REFUSALS = {  # what the server's log says of those it turned away, and what it means
+    re.compile(r"authenticated as '([^']{1,64})' but claimed endpoint '([^']{1,64})'"):
+        "the certificate of {!r} was shown by somebody who calls itself {!r}",
+    re.compile(r"Handshake failed with error .{1,80}CERTIFICATE_VERIFY_FAILED(?:: ([\w -]{1,64}))?"):
+        "somebody showed a certificate that is not from the authority of the kits, or is not valid now ({})",
+    re.compile(r"Handshake failed with error .{1,80}PEER_DID_NOT_RETURN_A_CERTIFICATE"):
+        "somebody showed no certificate",
+}
 REASONS = {  # what logs of NVFlare say, and what it means
     "No module named 'nvflare'": "NVFlare is not installed; install fedsaddle[nvflare]",
     "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not from the authority of this kit",
@@ -42,6 +51,12 @@ def failure(program: Program, what: str) -> NVFlareFailed:
     return NVFlareFailed(f"{program.name}: {what}: {why}")
 
 
+def refusals(log: str) -> list[str]:
+    """Whom the server turned away, and why; each once."""
+    return sorted({meaning.format(*found.groups("no reason given")) for sign, meaning in REFUSALS.items()
+                   for found in sign.finditer(log)})
+
+
 def start_server(kit: Kit, space: Path, seconds: float) -> Program:
     """The server's parent process; it listens when this returns."""
     end_left_behind(space, "nvflare-server")  # it would hold the port
@@ -51,7 +66,7 @@ def start_server(kit: Kit, space: Path, seconds: float) -> Program:
         except OSError as error:
             raise SettingError(f"port {port} of the kit: cannot be listened at ({error.strerror}); end what listens "
                                "there, or provision with another port") from None
-    program = Program("nvflare-server", _line("server", kit, space), space)
+    program = Program("nvflare-server", _line("server", kit, space), space, TOLD)
     _wait(program, STARTED, seconds)
     return program
 

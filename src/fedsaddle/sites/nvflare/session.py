@@ -16,10 +16,10 @@ from fedsaddle.sites.nvflare.admin import Desk
 from fedsaddle.sites.nvflare.job import write_job
 from fedsaddle.sites.nvflare.kit import ADMIN, SERVER, SITE, read_kit, workspace
 from fedsaddle.sites.nvflare.running import (
-    FORGED,
     JOINED,
     NVFlareFailed,
     failure,
+    refusals,
     start_server,
     start_site,
     why_not,
@@ -174,15 +174,13 @@ class Server:
                 self.outside = f"{', '.join(late)} came, and NVFlare takes nobody into a job under way"
 
     def _watch_log(self) -> None:
-        """Says whom NVFlare refuses, and why; each once. (A foreign certificate ends in the handshake, which gRPC does
-        not tell.)"""
-        heard: set[tuple[str, str]] = set()
+        """Says whom NVFlare refuses, and why; each once."""
+        heard: set[str] = set()
         while not self.ended.wait(PAUSE):
-            found = FORGED.findall(self.program.said()) if self.program is not None else []
-            for owner, name in sorted(set(found) - heard):
-                if len(heard) < MOST_SAID:
-                    heard.add((owner, name))
-                    self.say(f"refused: the certificate of {owner!r} was shown by somebody who calls itself {name!r}")
+            for one in refusals(self.program.said()) if self.program is not None else []:
+                if one not in heard and len(heard) < MOST_SAID:
+                    heard.add(one)
+                    self.say(f"refused: {one}")
 
 
 class Node:
