@@ -11,7 +11,7 @@ from fedsaddle import recipes
 from fedsaddle.assemble import job_from_settings
 from fedsaddle.config import method, read, settle, tables_of
 from fedsaddle.contracts import SettingError
-from fedsaddle.studies import curves, errands, reproduce, study
+from fedsaddle.studies import curves, errands, reproduce, study, text
 from fedsaddle.studies.claims import FAILS, HOLDS, UNDECIDED, UNKNOWN, Claim, Evidence, claim_from, judge
 from fedsaddle.studies.curves import Curve, Look
 
@@ -238,3 +238,12 @@ def test_a_miniature_is_smaller_and_says_so(small):
     small.write_text(SMALL.partition("[quick]")[0], encoding="utf-8")
     with pytest.raises(SettingError, match="has no miniature"):
         reproduce.planned(study.load(str(small)), None, quick=True, only=(), assignments=())
+
+
+def test_a_page_says_what_was_not_as_in_the_recipe_and_not_how_it_was_computed(small, tmp_path):
+    changes = ["run.threads=2", "run.rounds=2", "overrides.NC.run.chunk=1", "model.name=linear"]
+    for assignments, told in (([], False), (changes[:1], False), (changes, True)):
+        plan = reproduce.planned(study.load(str(small)), 1, quick=False, only=(), assignments=assignments)
+        page = text.markdown(plan, reproduce.results(plan, tmp_path), tmp_path)
+        assert ("**Not as in the recipe**: `run.rounds=2`, `model.name=linear`." in page) == told
+        assert ("Not as in the recipe" in page) == told

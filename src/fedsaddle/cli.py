@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,15 +28,15 @@ from fedsaddle import (
 )
 from fedsaddle.assemble import deal, job_from_settings
 from fedsaddle.catalogue import CATALOGUES, entries
-from fedsaddle.config import Settings, lookup, method, read, settle, tables_of
+from fedsaddle.config import Settings, method, read, settle, tables_of
 from fedsaddle.config.validation import nearest
 from fedsaddle.contracts import SettingError
 from fedsaddle.engine.ranks import PartnerLost
 from fedsaddle.engine.training import Diverged, Record
-from fedsaddle.problems import PROBLEMS
 from fedsaddle.report.folder import RunFolder
+from fedsaddle.report.results import usual_measure
 from fedsaddle.report.tables import calibrated, comparison, last_measures, listing, number
-from fedsaddle.runs import carry_out
+from fedsaddle.runs import carry_out, interruptible
 from fedsaddle.sites.asking import SitesFailed
 from fedsaddle.sites.wire import TransportFailed, WireLost
 
@@ -98,7 +96,7 @@ def _carry_out_all(settings: Settings, target: RunFolder, jobs: dict[str, Any]) 
     """Every method of the settings in its folder, one after the other, then the table."""
     headline = _headline(settings)
     folders = {label: RunFolder(target.path / label) if label else target for label in settings.algorithms}
-    with _interruptible() as interrupted, _bars() as bars:
+    with interruptible() as interrupted, _bars() as bars:
         for label, folder in folders.items():
             if folder.complete:
                 continue
@@ -130,8 +128,7 @@ def _carry_out_all(settings: Settings, target: RunFolder, jobs: dict[str, Any]) 
 
 
 def _headline(settings: Settings) -> str:
-    own = getattr(lookup(PROBLEMS, settings.problem.name, "problem"), "headline", "loss")
-    return settings.run.headline or ("inception_score" if settings.run.image_samples else own)
+    return usual_measure(settings.problem.name, settings.run.headline, settings.run.image_samples)
 
 
 def _show_end(settings: Settings, folders: dict[str, RunFolder]) -> None:
@@ -171,24 +168,6 @@ def _free(path: Path) -> Path:
 def _bars() -> Progress:
     return Progress(TextColumn("{task.description:>14}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
                     TextColumn("{task.fields[shown]}"), console=err, disable=not _first())
-
-
-@contextmanager
-def _interruptible() -> Iterator[Any]:
-    """Ctrl-C ends the run after the round under way; a second one ends it at once."""
-    asked = False
-
-    def ask(number: int, frame: Any) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-
-    before = signal.signal(signal.SIGINT, ask)
-    try:
-        yield lambda: asked
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 cli_table.add_to(app, _carry_out_all, _free)

@@ -27,6 +27,9 @@ from fedsaddle.problems import PROBLEMS
 from fedsaddle.sites.admission import Admission
 from fedsaddle.sites.roster import Patience
 
+# Of [run]: how it is computed, which moves no result beyond rounding.
+COMPUTED = ("device", "execution", "chunk", "workers", "threads", "states_mib", "checkpoint_every", "keep_checkpoints")
+
 
 class Named(NamedTuple):
     """An entry of a registry and the settings given for it, validated, defaults filled in."""

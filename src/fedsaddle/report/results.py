@@ -99,15 +99,24 @@ def headline(series: Sequence[Series]) -> str:
     known = measures(series)
     for one in series:
         run, problem = one.tables.get("run", {}), one.tables.get("problem", {}).get("name", "")
-        try:
-            own = getattr(lookup(PROBLEMS, problem, "problem"), "headline", "loss")
-        except SettingError:  # a class of the user's own that is not at hand here
-            own = "loss"
-        name = run.get("headline") or ("inception_score" if run.get("image_samples") else own)
-        for of in ("test", "images", "clients", "train"):
-            if f"{of}.{name}" in known:
-                return f"{of}.{name}"
+        found = first_known(usual_measure(problem, run.get("headline", ""), run.get("image_samples", 0)), known)
+        if found:
+            return found
     return next((name for name in known if name.startswith("test.")), known[0] if known else "")
+
+
+def usual_measure(problem: str, headline: str, image_samples: int) -> str:
+    """The measure to show first, of whichever rows: that of the settings, or of the problem."""
+    try:
+        own: str = getattr(lookup(PROBLEMS, problem, "problem"), "headline", "loss")
+    except SettingError:  # a class of the user's own that is not at hand here
+        own = "loss"
+    return headline or ("inception_score" if image_samples else own)
+
+
+def first_known(name: str, known: Sequence[str]) -> str:
+    """Of which rows a measure is shown first; empty if of none."""
+    return next((f"{of}.{name}" for of in ("test", "images", "clients", "train") if f"{of}.{name}" in known), "")
 
 
 def chosen(series: Sequence[Series], measure: str | None) -> str:

@@ -8,14 +8,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedsaddle.config import COMPUTED
 from fedsaddle.config.files import read
 from fedsaddle.contracts import SettingError
 from fedsaddle.report.folder import RunFolder
 
 SEED = re.compile(r"seed-?\d+$")
-# How a run is computed: may differ between the seeds of one series, since it moves no result beyond rounding.
-COMPUTED = ("device", "execution", "chunk", "workers", "threads", "matmul", "states_mib", "checkpoint_every",
-            "keep_checkpoints")
 COMPLETE, UNFINISHED, DIVERGED = "complete", "unfinished", "diverged"
 
 

@@ -13,15 +13,16 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedsaddle.assemble import device_of
-from fedsaddle.config import Settings, tables_of
+from fedsaddle.config import COMPUTED, Settings, read, settle, tables_of
 from fedsaddle.contracts import SettingError
 from fedsaddle.report.folder import RunFolder
+from fedsaddle.runs import interruptible
 
 COMPLETE, DIVERGED, PRUNED, STOPPED, FAILED = "complete", "diverged", "pruned", "stopped", "failed"
 TRIES = 2  # of a run whose process died
@@ -67,8 +68,6 @@ def prepare(errand: Errand) -> None:
     if not file.exists():
         RunFolder(errand.folder).create(tables_of(errand.settings))
         return
-    from fedsaddle.config import read, settle  # noqa: PLC0415
-
     if _asked_for(settle(read(file))) != _asked_for(errand.settings):
         raise SettingError(f"--out {str(errand.folder)!r}: holds a run with other settings; give another folder, or "
                            "remove it")
@@ -77,8 +76,7 @@ def prepare(errand: Errand) -> None:
 def _asked_for(settings: Settings) -> dict[str, Any]:
     """The settings without those that say how it is computed."""
     tables = tables_of(settings)
-    how = ("device", "execution", "chunk", "workers", "threads", "states_mib", "checkpoint_every", "keep_checkpoints")
-    return tables | {"run": {name: value for name, value in tables["run"].items() if name not in how}}
+    return tables | {"run": {name: value for name, value in tables["run"].items() if name not in COMPUTED}}
 
 
 def carry_out(errands: Sequence[Errand], jobs: int, tell: Callable[[News], None]) -> dict[Path, News]:
@@ -94,7 +92,7 @@ def carry_out(errands: Sequence[Errand], jobs: int, tell: Callable[[News], None]
         else:
             waiting.put((errand, 1))
     heard: queue.SimpleQueue[News | None] = queue.SimpleQueue()
-    with _patient() as interrupted:
+    with interruptible() as interrupted:  # Ctrl-C reaches the workers as well, which stop with a checkpoint
         left = min(jobs, waiting.qsize())
         for _ in range(left):
             threading.Thread(target=_serve, args=(waiting, heard, interrupted), daemon=True).start()
@@ -158,26 +156,3 @@ def _one(process: subprocess.Popen[str], errand: Errand, heard: queue.SimpleQueu
         heard.put(news)
     process.wait()
     return News(errand.folder, state=FAILED)
-
-
-@contextmanager
-def _patient() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C reaches the workers as well, which stop with a checkpoint; this process waits for them."""
-    import signal  # noqa: PLC0415
-
-    seen = False
-
-    def note(number: int, frame: Any) -> None:
-        nonlocal seen
-        if seen:
-            raise KeyboardInterrupt
-        seen = True
-
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: seen
-        return
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: seen
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedsaddle.config import Settings, method, settle
+from fedsaddle.config import COMPUTED, Settings, method, settle
 from fedsaddle.contracts import SettingError
 from fedsaddle.report.folder import plain, replace_file
 from fedsaddle.report.series import read_run
@@ -40,6 +40,7 @@ class Plan(NamedTuple):
     labels: tuple[str, ...]
     settings: Settings
     command: str
+    changed: tuple[str, ...] = ()  # what it has otherwise than the recipe, beyond how it is computed
 
 
 class Line(NamedTuple):
@@ -76,7 +77,13 @@ def planned(study: Study, seeds: int | None, quick: bool, only: Sequence[str], a
     words = ["fedsaddle", "reproduce", study.name, *(["--quick"] if quick else []), "--seeds", str(count),
              *(word for label in only for word in ("--only", label)),
              *(word for text in assignments for word in ("--set", text))]
-    return Plan(study, quick, count, labels, settings, shlex.join(words))
+    changed = tuple(text for text in assignments if not _only_computed(text))
+    return Plan(study, quick, count, labels, settings, shlex.join(words), changed)
+
+
+def _only_computed(assignment: str) -> bool:
+    *_, table, name = ["", *assignment.partition("=")[0].strip().split(".")]
+    return table == "run" and name in COMPUTED
 
 
 def errands(plan: Plan, out: Path, alone: bool) -> list[Errand]:

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedsaddle.assemble import job_from_settings
-from fedsaddle.config import Settings, lookup, settle
+from fedsaddle.config import Settings, settle
 from fedsaddle.config.files import with_assignments
 from fedsaddle.config.validation import nearest
 from fedsaddle.contracts import SettingError
-from fedsaddle.problems import PROBLEMS
 from fedsaddle.report.folder import RunFolder
-from fedsaddle.report.results import higher
+from fedsaddle.report.results import first_known, higher, usual_measure
 from fedsaddle.runs import threads
 from fedsaddle.studies import errands, points, trials
 from fedsaddle.studies.errands import FAILED, PRUNED, STOPPED, Errand, News
@@ -105,10 +104,8 @@ def _measured(out: Path) -> list[str]:
 
 
 def _goal(paper: Paper, settings: Settings, asked: Asked, known: Sequence[str]) -> Goal:
-    usual = getattr(lookup(PROBLEMS, settings.problem.name, "problem"), "headline", "loss")
-    usual = settings.run.headline or ("inception_score" if settings.run.image_samples else usual)
-    own = paper.measure if paper != Paper() else next(
-        (f"{of}.{usual}" for of in ("test", "images", "clients", "train") if f"{of}.{usual}" in known), f"test.{usual}")
+    usual = usual_measure(settings.problem.name, settings.run.headline, settings.run.image_samples)
+    own = paper.measure if paper != Paper() else first_known(usual, known) or f"test.{usual}"
     measure = asked.measure or own
     if measure not in known:
         raise SettingError(f"--measure {measure!r}: is not in the records of these runs{nearest(measure, known)}; "

@@ -17,6 +17,8 @@ def markdown(plan: Plan, got: Results, out: Path) -> str:
     parts = [f"# {study.about}"]
     if plan.quick:
         parts.append("**A miniature (`--quick`)**: too short and too small to be held against the paper.")
+    if plan.changed:
+        parts.append(f"**Not as in the recipe**: {', '.join(f'`{text}`' for text in plan.changed)}.")
     parts += [f"```\n{plan.command}\n```", _facts(plan, out), f"Measure: `{paper.measure}`, "
               f"{'higher' if paper.higher else 'lower'} is better; mean ± standard deviation over seeds"
               + (f"; each value the mean of {paper.smooth} evaluations" if paper.smooth > 1 else "")
