@@ -58,8 +58,8 @@ class Run:
     workers: int | None = setting(None, "processes that share the clients of a round, on a CPU; none: one per core "
                                   "where the run is long enough to pay for them", at_least=1)
     threads: int = setting(1, "threads inside one operation; more than one is slower on a busy machine", at_least=1)
-    matmul: str = setting("highest", "precision of float32 products on a GPU; high: TF32, quicker, about 3 digits",
-                          choices=("highest", "high"))
+    matmul: str = setting("highest", "precision of float32 matrix products on a GPU; high: TF32, quicker, about 3 "
+                          "digits, as convolutions have it in any case", choices=("highest", "high"))
     states_mib: int = setting(4096, "MiB of client states held in memory; what is more lies in files", at_least=1)
     evaluate_every: int = setting(10, "rounds between two evaluations", at_least=1)
     evaluate_on: tuple[str, ...] = setting(("test",), "data sets to evaluate on: test, train")

@@ -10,7 +10,7 @@ from fedsaddle.sites.nvflare.kit import Kit
 from fedsaddle.sites.nvflare.letters import TASK
 from fedsaddle.sites.nvflare.provision import SERVER_COURIER, SITE_COURIER
 
-POLL = 0.02  # seconds after which a site asks again for a task; NVFlare's 2 s would be waited for in every phase
+POLL = 0.05  # seconds after which a site asks again for a task; NVFlare's 2 s would be waited for in every phase
 INLINE = {"tensor_download_chunk_size": 0, "np_download_chunk_size": 0}  # contents travel in the message itself
 FILTERS: dict[str, list[str]] = {"task_data_filters": [], "task_result_filters": [], "components": []}
 
