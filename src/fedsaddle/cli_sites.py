@@ -73,94 +73,93 @@ def add_to(app: typer.Typer, show_end: Callable[[Settings, dict[str, RunFolder]]
             raise typer.Exit(130) from None
         show_end(settings, folders_of(settings, target))
 
-    @app.command()
-    def node(
-        data: Annotated[Path, typer.Option("--data", help="the site's rows: npz, CSV or Parquet")],
-        name: Annotated[str, typer.Option("--name", help="the node's name; names of keys and of the run's list")],
-        server: Annotated[str | None, typer.Option("--server", help="HOST:PORT of the server")] = None,
-        keys: Keys = None,
-        engine: Engine = "flower",
-        kit: Kit = None,
-        state: Annotated[Path | None, typer.Option("--state", help="folder of states and logs")] = None,
-        policy: Annotated[Path | None, typer.Option("--policy", help="TOML file with the site's own rules")] = None,
-        label: Annotated[str | None, typer.Option("--label", help="column of the label, in a table")] = None,
-        group: Annotated[int | None, typer.Option("--group", help="its group, for cyclic runs")] = None,
-        device: Annotated[str, typer.Option("--device", help="cpu or cuda")] = "cpu",
-        insecure: Insecure = False,
-    ) -> None:
-        """Take part in runs of a server, with the rows of this site, until it is stopped."""
-        from fedsaddle.data.sites import load_site  # noqa: PLC0415
-        from fedsaddle.sites.policy import read_policy  # noqa: PLC0415
-
-        options = Options(keys=keys, kit=kit, server=server, insecure=insecure)
-        chosen = engine_of(engine, options)
-        read_policy(policy), load_site(data, label)  # errors end here, not in a process that is started for ever
-        device = device_of(Run(**validated(Run, {"device": device}, "node"))).type
-        home = state or Path(f"site-{name}")
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _warn(insecure)
-        line = [sys.executable, "-m", "fedsaddle", "worker", "--data", str(data), "--name", name, "--state", str(home)]
-        for option, value in (("--policy", policy), ("--label", label), ("--group", group), ("--device", device)):
-            line += [option, str(value)] if value is not None else []
-        with ended_by_signals() as ended, chosen.join(home, name, options, socket_of(home)) as transport:
-            keep_alive(line, home / "worker.log", socket_of(home), transport, ended, say)
-
-    @app.command(hidden=True)
-    def worker(
-        data: Annotated[Path, typer.Option("--data")],
-        name: Annotated[str, typer.Option("--name")],
-        state: Annotated[Path, typer.Option("--state")],
-        policy: Annotated[Path | None, typer.Option("--policy")] = None,
-        label: Annotated[str | None, typer.Option("--label")] = None,
-        group: Annotated[int | None, typer.Option("--group")] = None,
-        device: Annotated[str, typer.Option("--device")] = "cpu",
-    ) -> None:
-        """The process that computes, which `node` starts and keeps."""
-        from fedsaddle.data.sites import load_site  # noqa: PLC0415
-        from fedsaddle.sites import worker as resident  # noqa: PLC0415
-        from fedsaddle.sites.policy import read_policy  # noqa: PLC0415
-        from fedsaddle.sites.site import LIMIT, Site  # noqa: PLC0415
-
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-        site = Site(name, load_site(data, label), state / "worker", serving.posed, read_policy(policy), group, device)
-        listening = resident.listen(socket_of(state))
-        threading.Thread(target=_end_with_parent, daemon=True).start()
-        logging.getLogger(__name__).info("%s is ready with %d rows", name, len(site.clients.targets))
-        with threads(1):
-            resident.serve(site, listening, LIMIT)
-    _add_trials(app)
+    for command in (node, replay, deal):
+        app.command()(command)
+    app.command(hidden=True)(worker)
 
 
-def _add_trials(app: typer.Typer) -> None:
-    """The commands with which sites are tried out, and a run across them is looked at again."""
+def node(
+    data: Annotated[Path, typer.Option("--data", help="the site's rows: npz, CSV or Parquet")],
+    name: Annotated[str, typer.Option("--name", help="the node's name; names of keys and of the run's list")],
+    server: Annotated[str | None, typer.Option("--server", help="HOST:PORT of the server")] = None,
+    keys: Keys = None,
+    engine: Engine = "flower",
+    kit: Kit = None,
+    state: Annotated[Path | None, typer.Option("--state", help="folder of states and logs")] = None,
+    policy: Annotated[Path | None, typer.Option("--policy", help="TOML file with the site's own rules")] = None,
+    label: Annotated[str | None, typer.Option("--label", help="column of the label, in a table")] = None,
+    group: Annotated[int | None, typer.Option("--group", help="its group, for cyclic runs")] = None,
+    device: Annotated[str, typer.Option("--device", help="cpu or cuda")] = "cpu",
+    insecure: Insecure = False,
+) -> None:
+    """Take part in runs of a server, with the rows of this site, until it is stopped."""
+    from fedsaddle.data.sites import load_site  # noqa: PLC0415
+    from fedsaddle.sites.policy import read_policy  # noqa: PLC0415
 
-    @app.command()
-    def replay(folder: Annotated[Path, typer.Argument(help="a run folder that `server` wrote")]) -> None:
-        """Do a run across sites again as a simulation, with the same replies, and compare: both must agree."""
-        if not (folder / "run.toml").exists() or not (folder / serving.NODES).exists():
-            raise SettingError(f"replay {str(folder)!r}: holds no run across sites; give a folder of `server`")
-        settings = settle(read(folder / "run.toml"))
-        table, worst = Table("method", "sites", "simulation", "solutions differ by"), 0.0
-        for label, one in folders_of(settings, RunFolder(folder)).items():
-            result, off = serving.replayed(one, settings, label)
-            theirs = last_measures(one.records())
-            table.add_row(label or settings.algorithms[label].name, _measured(theirs), _measured(result.measures),
-                          f"{off:.1e}")
-            worst = max(worst, off)
-        out.print(table)
-        if worst > AGREE:
-            err.print(f"[red]they do not agree: more than {AGREE:g} apart[/red]")
-            raise typer.Exit(1)
+    options = Options(keys=keys, kit=kit, server=server, insecure=insecure)
+    chosen = engine_of(engine, options)
+    read_policy(policy), load_site(data, label)  # errors end here, not in a process that is started for ever
+    device = device_of(Run(**validated(Run, {"device": device}, "node"))).type
+    home = state or Path(f"site-{name}")
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _warn(insecure)
+    line = [sys.executable, "-m", "fedsaddle", "worker", "--data", str(data), "--name", name, "--state", str(home)]
+    for option, value in (("--policy", policy), ("--label", label), ("--group", group), ("--device", device)):
+        line += [option, str(value)] if value is not None else []
+    with ended_by_signals() as ended, chosen.join(home, name, options, socket_of(home)) as transport:
+        keep_alive(line, home / "worker.log", socket_of(home), transport, ended, say)
 
-    @app.command()
-    def deal(
-        what: Annotated[str, typer.Argument(metavar="FILE", help="a settings file or a recipe")],
-        folder: Annotated[Path, typer.Option("--out", help="folder for the files")],
-        set_: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, over the file")] = None,
-    ) -> None:
-        """Write every client's rows into a file of its own, to try a run across sites."""
-        files = serving.deal_out(settle(read(recipes.path(what) or Path(what)), set_ or ()), folder)
-        out.print(f"{len(files)} files: {files[0]} to {files[-1].name}", soft_wrap=True)
+
+def worker(
+    data: Annotated[Path, typer.Option("--data")],
+    name: Annotated[str, typer.Option("--name")],
+    state: Annotated[Path, typer.Option("--state")],
+    policy: Annotated[Path | None, typer.Option("--policy")] = None,
+    label: Annotated[str | None, typer.Option("--label")] = None,
+    group: Annotated[int | None, typer.Option("--group")] = None,
+    device: Annotated[str, typer.Option("--device")] = "cpu",
+) -> None:
+    """The process that computes, which `node` starts and keeps."""
+    from fedsaddle.data.sites import load_site  # noqa: PLC0415
+    from fedsaddle.sites import worker as resident  # noqa: PLC0415
+    from fedsaddle.sites.policy import read_policy  # noqa: PLC0415
+    from fedsaddle.sites.site import LIMIT, Site  # noqa: PLC0415
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    site = Site(name, load_site(data, label), state / "worker", serving.posed, read_policy(policy), group, device)
+    listening = resident.listen(socket_of(state))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    logging.getLogger(__name__).info("%s is ready with %d rows", name, len(site.clients.targets))
+    with threads(1):
+        resident.serve(site, listening, LIMIT)
+
+
+def replay(folder: Annotated[Path, typer.Argument(help="a run folder that `server` wrote")]) -> None:
+    """Do a run across sites again as a simulation, with the same replies, and compare: both must agree."""
+    if not (folder / "run.toml").exists() or not (folder / serving.NODES).exists():
+        raise SettingError(f"replay {str(folder)!r}: holds no run across sites; give a folder of `server`")
+    settings = settle(read(folder / "run.toml"))
+    table, worst = Table("method", "sites", "simulation", "solutions differ by"), 0.0
+    for label, one in folders_of(settings, RunFolder(folder)).items():
+        result, off = serving.replayed(one, settings, label)
+        theirs = last_measures(one.records())
+        table.add_row(label or settings.algorithms[label].name, _measured(theirs), _measured(result.measures),
+                      f"{off:.1e}")
+        worst = max(worst, off)
+    out.print(table)
+    if worst > AGREE:
+        err.print(f"[red]they do not agree: more than {AGREE:g} apart[/red]")
+        raise typer.Exit(1)
+
+
+def deal(
+    what: Annotated[str, typer.Argument(metavar="FILE", help="a settings file or a recipe")],
+    folder: Annotated[Path, typer.Option("--out", help="folder for the files")],
+    set_: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, over the file")] = None,
+) -> None:
+    """Write every client's rows into a file of its own, to try a run across sites."""
+    files = serving.deal_out(settle(read(recipes.path(what) or Path(what)), set_ or ()), folder)
+    out.print(f"{len(files)} files: {files[0]} to {files[-1].name}", soft_wrap=True)
 
 
 def say(text: str) -> None:
