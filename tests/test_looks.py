@@ -58,8 +58,8 @@ def done(path, settings):
     return folder
 
 
-def small_clients(count=5, classes=2):
-    made = torch.Generator().manual_seed(0)
+def small_clients(count=5, classes=2, seed=0):
+    made = torch.Generator().manual_seed(seed)
     return [(torch.randn(6 + i, 3, generator=made), torch.arange(6 + i) % classes) for i in range(count)]
 
 
@@ -212,6 +212,21 @@ def test_every_client_is_shown_where_it_is_asked_for(tmp_path):
     assert np.mean(final["clients"]["loss"]) == pytest.approx(result.measures["clients"]["loss_mean"])
     train("cdma-one", Robust(net(2), (3,)), clients, rounds=1, out=tmp_path / "plain")
     assert extra(tmp_path / "plain", "final.json") == {}
+
+
+def test_clients_are_measured_on_rows_that_were_held_out(tmp_path):
+    clients, held = small_clients(5, 2), small_clients(5, 2, seed=1)
+    runs = {name: train("cdma-one", Robust(net(2), (3,)), clients, held_out=rows, rounds=2, out=tmp_path / name,
+                        per_client=True) for name, rows in (("plain", None), ("held", held))}
+    assert torch.equal(runs["plain"].point.x, runs["held"].point.x), "nothing else changes"
+    weight, bias = runs["held"].point.x[:6].reshape(2, 3), runs["held"].point.x[6:]
+    right = [((x @ weight.T + bias).argmax(1) == y).double().mean().item() for x, y in held]
+    assert extra(tmp_path / "held", "final.json")["clients"]["accuracy"] == pytest.approx(right)
+    assert runs["held"].measures["clients"]["accuracy_worst"] == pytest.approx(min(right))
+    assert runs["plain"].measures["clients"] != runs["held"].measures["clients"]
+    for wrong in ({"held_out": held[:4], "per_client": True}, {"held_out": held}):
+        with pytest.raises(SettingError, match=r"held_out: has rows of . clients, of 5.*per_client"):
+            train("cdma-one", Robust(net(2), (3,)), clients, rounds=1, **wrong)
 
 
 # Images.

@@ -6,9 +6,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsaddle.assemble import deal
+from fedsaddle.config import settle
 from fedsaddle.contracts import Rows, SettingError
+from fedsaddle.data.clients import Clients, Run, clients_from_arrays
 from fedsaddle.data.dataset import Attribute, DataSet
-from fedsaddle.data.dealing import Dealing, clients_of, hand_out, rows_for_test
+from fedsaddle.data.dealing import Dealing, clients_of, hand_out, held_out, rows_for_test
 from fedsaddle.data.deck import OUT, Deck
 from fedsaddle.data.groups import ByAttribute, ClassGroups
 from fedsaddle.data.partitions import IID, PARTITIONS, Dirichlet, LabelSorted
@@ -310,3 +313,40 @@ def test_text_has_no_single_label(dealing):
     assert hand_out(text, IID(), Dealing(3)).targets.shape == (9, 5)
     with pytest.raises(SettingError, match="no single label"):
         hand_out(text, IID(), dealing)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(2, 30), min_size=1, max_size=20), st.floats(0.01, 0.9), st.integers(0, 99))
+def test_every_clients_rows_are_kept_or_held_out(sizes, share, seed):
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    whole = clients_from_arrays(np.arange(len(owner))[:, None], owner, owner)
+    stay, held = held_out(whole, share, seed)
+    assert held.run.size.tolist() == [min(max(round(share * n), 1), n - 1) for n in sizes]
+    for i, n in enumerate(sizes):
+        parts = [part.inputs[int(part.run.start[i]) :][: int(part.run.size[i]), 0].tolist() for part in (stay, held)]
+        first = int(whole.run.start[i])
+        assert sorted(parts[0] + parts[1]) == list(range(first, first + n)) and parts[0] and parts[1]
+        assert all(int(part.targets[int(part.run.start[i])]) == i for part in (stay, held))
+
+
+def test_rows_that_are_held_out_are_drawn_by_the_seed_alone():
+    whole = clients_from_arrays(np.arange(400)[:, None], np.zeros(400), np.arange(400) // 200)
+    drawn = [held_out(whole, 0.25, seed)[1].inputs[:50, 0] for seed in (0, 0, 1)]
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+    assert 70 < float(drawn[0].double().mean()) < 130  # from all of them, 0 to 199
+
+
+def test_what_cannot_be_held_out_is_refused_by_name():
+    one = clients_from_arrays(np.zeros((3, 1)), np.zeros(3), [0, 0, 1])
+    with pytest.raises(SettingError, match=r"data.hold_out = 0.5: client 1 has one row only"):
+        held_out(one, 0.5, 0)
+    shared = Clients(torch.zeros(4, 1), torch.zeros(4), Run(torch.tensor([0, 0]), torch.tensor([4, 4])))
+    with pytest.raises(SettingError, match=r"data.hold_out = 0.5: .*share rows"):
+        held_out(shared, 0.5, 0)
+    tables = {"data": {"name": "digits", "clients": 4, "hold_out": 0.5}, "model": {"name": "linear"},
+              "problem": {"name": "agnostic"}, "algorithm": {"name": "fedavg", "asked": 2}}
+    with pytest.raises(SettingError, match=r"data.hold_out = 0.5: .*run.per_client = true"):
+        settle(tables)
+    dealt = deal(settle({**tables, "run": {"per_client": True}}))
+    assert dealt.held is not None and len(dealt.held.targets) + len(dealt.clients.targets) == len(
+        deal(settle({**tables, "data": {**tables["data"], "hold_out": 0.0}})).clients.targets)

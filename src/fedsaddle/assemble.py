@@ -17,7 +17,7 @@ from fedsaddle.config import Named, Run, Settings, lookup, method
 from fedsaddle.contracts import Algorithm, Materials, Point, Problem, Rows, SettingError
 from fedsaddle.data.clients import Clients
 from fedsaddle.data.dataset import DataSet
-from fedsaddle.data.dealing import USUAL, Hand, clients_of, hand_out, rows_for_test
+from fedsaddle.data.dealing import USUAL, Hand, clients_of, hand_out, held_out, rows_for_test
 from fedsaddle.data.partitions import PARTITIONS
 from fedsaddle.data.sources import SOURCES
 from fedsaddle.engine import checkpoint
@@ -60,6 +60,7 @@ class Dealt(NamedTuple):
     test: Rows | None
     classes: int
     files: Mapping[str, str] = MappingProxyType({})  # for the run folder
+    held: Clients | None = None  # rows of the same clients that are not trained on
 
 
 def job_from_settings(
@@ -74,18 +75,19 @@ def job_from_settings(
     problem = pose(settings, dealt)
     run = dataclasses.replace(settings.run, classifier=settings.run.classifier or str(usual_path(settings.data.name)))
     job = assemble(algorithm, problem, dealt.clients, dealt.test, participation(settings), run, checkpoints,
-                   settings.admission)
+                   settings.admission, held=dealt.held)
     return job._replace(files=dealt.files)
 
 
 def assemble(
     algorithm: Algorithm, problem: Problem, clients: Clients, test: Rows | None, participation: Participation,
     run: Run, checkpoints: Path | None = None, admission: Admission | None = None,
-    records: Sequence[dict[str, Any]] | None = None,
+    records: Sequence[dict[str, Any]] | None = None, held: Clients | None = None,
 ) -> Job:
     """The job of these objects, from the newest valid checkpoint where there is one.
 
-    records: of a run across sites, in whose rounds exactly those answer who did there.
+    records: of a run across sites, in whose rounds exactly those answer who did there; held: rows of the same clients
+    that are not trained on, for measures of single clients.
     """
     device, dtype = device_of(run), getattr(torch, run.dtype)
     if device.type == "cuda":
@@ -105,8 +107,9 @@ def assemble(
         answering = Gated(engine, participation.respond, admission, run.record_clients)
     federation = EngineFederation(engine, participation, population, run.seed, answering)
     sets = {"train": clients.rows} | ({"test": placed_rows(test, device, dtype)} if test else {})
-    return begun(algorithm, problem, federation, run, sets, lambda posed: further(posed, clients, federation, run),
-                 checkpoints, clients if run.per_client else None)
+    shown = clients if held is None else held.to(device, dtype)
+    return begun(algorithm, problem, federation, run, sets, lambda posed: further(posed, shown, federation, run),
+                 checkpoints, shown if run.per_client else None)
 
 
 def begun(
@@ -140,10 +143,15 @@ def deal(settings: Settings) -> Dealt:
     source = _instance(SOURCES, settings.data)
     dealing = settings.dealing
     if hasattr(source, "deal"):  # a source that makes its own clients
-        return Dealt(source.deal(dealing.clients or USUAL, dealing.seed), None, 0)
-    data, hand = hand_of(settings)
-    classes = data.classes if dealing.positive is None else 2
-    return Dealt(clients_of(data, hand), rows_for_test(data, dealing), classes, data.files)
+        dealt = Dealt(source.deal(dealing.clients or USUAL, dealing.seed), None, 0)
+    else:
+        data, hand = hand_of(settings)
+        classes = data.classes if dealing.positive is None else 2
+        dealt = Dealt(clients_of(data, hand), rows_for_test(data, dealing), classes, data.files)
+    if not dealing.hold_out:
+        return dealt
+    stay, held = held_out(dealt.clients, dealing.hold_out, dealing.seed)
+    return dealt._replace(clients=stay, held=held)
 
 
 def hand_of(settings: Settings) -> tuple[DataSet, Hand]:

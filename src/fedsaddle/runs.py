@@ -193,13 +193,14 @@ def threads(number: int) -> Iterator[None]:
 
 def train(
     algorithm: str | Algorithm, problem: Problem, clients: Any, *, test: tuple[Any, Any] | None = None,
-    participation: Any = (), out: str | Path | None = None, resume: bool = False, watch: Watch | None = None,
-    **run: Any,
+    held_out: Any = None, participation: Any = (), out: str | Path | None = None, resume: bool = False,
+    watch: Watch | None = None, **run: Any,
 ) -> Result:
     """Train from Python.
 
     algorithm: a name out of `fedsaddle list algorithms`, or its settings as an object.
     clients: one (inputs, targets) pair per client, or arrays (inputs, targets, client of each row).
+    held_out: rows of the same clients, in the same form, that are not trained on: per_client=True measures on them.
     participation: a selection, responses, or a tuple of both.
     out: a folder for records, checkpoints and the model; resume=True goes on in it.
     run: the settings of [run], such as rounds, seed, batch_size, weights, engine, device, chunk.
@@ -217,8 +218,12 @@ def train(
     makers(how.trackers)
     folder = RunFolder(Path(out)) if out is not None else None
     going_on = folder is not None and resume and folder.path.exists()
-    job = assemble(method, problem, as_clients(clients), as_rows(test), as_participation(*parts), how,
-                   folder.checkpoints if folder and going_on else None)
+    everyone, held = as_clients(clients), None if held_out is None else as_clients(held_out)
+    if held is not None and (held.count != everyone.count or not how.per_client):
+        raise SettingError(f"held_out: has rows of {held.count} clients, of {everyone.count}; give some of each, and "
+                           "per_client=True to measure on them")
+    job = assemble(method, problem, everyone, as_rows(test), as_participation(*parts), how,
+                   folder.checkpoints if folder and going_on else None, held=held)
     if folder and not going_on:
         folder.create({"run": {name: value for name, value in run.items() if value is not None}})
     return carry_out(job, how, folder, watch)

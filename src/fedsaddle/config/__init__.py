@@ -244,6 +244,9 @@ def _possible(settings: Settings) -> None:
     if groups > clients:
         raise SettingError(f"participation.select.groups = {groups}: is more than data.clients = {clients}; "
                            "every group needs a client")
+    if settings.dealing.hold_out and not settings.run.per_client:
+        raise SettingError(f"data.hold_out = {settings.dealing.hold_out}: keeps rows out of training for measures of "
+                           "single clients, which nobody asks for; set run.per_client = true, or leave it out")
     for name in settings.run.evaluate_on:
         if name not in ("test", "train"):
             close = nearest(name, ("test", "train"))

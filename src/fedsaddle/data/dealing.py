@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedsaddle.contracts import Rows, SettingError, setting
-from fedsaddle.data.clients import Clients, clients_from_arrays
+from fedsaddle.data.clients import Clients, Run, clients_from_arrays
 from fedsaddle.data.dataset import DataSet
 from fedsaddle.data.deck import OUT, Deck, key, shuffle
 from fedsaddle.maths import streams
@@ -32,6 +32,8 @@ class Dealing:
                                     at_most=1.0)
     flip_labels: float = setting(0.0, "share of all rows that get another label, any alike, after dealing",
                                  at_least=0.0, at_most=1.0)
+    hold_out: float = setting(0.0, "share of every client's rows that is kept out of training: run.per_client then "
+                              "measures on these", at_least=0.0, at_most=0.9)
     seed: int = setting(0, "seed of the test split, of the partition and of the changes above")
 
 
@@ -71,6 +73,25 @@ def clients_of(data: DataSet, hand: Hand) -> Clients:
     everything = len(hand.rows) == len(data.train.targets)
     inputs = data.train.inputs if everything else data.train.inputs[hand.rows]
     return clients_from_arrays(inputs, hand.targets, hand.owner)
+
+
+def held_out(clients: Clients, share: float, seed: int) -> tuple[Clients, Clients]:
+    """Every client's rows in two: those that stay, and this share of them, rounded, drawn by the seed. Both have at
+    least one row of each."""
+    size = clients.run.size
+    if not torch.equal(clients.run.start, size.cumsum(0) - size) or int(size.sum()) != len(clients.targets):
+        raise SettingError(f"data.hold_out = {share}: the clients of this data set share rows; leave it out")
+    if int(size.min()) < 2:
+        raise SettingError(f"data.hold_out = {share}: client {int(size.argmin())} has one row only, which cannot be "
+                           "both kept and held out; leave it out, or take fewer clients")
+    count = (share * size).round().long().clamp(min=1).minimum(size - 1)
+    owner = torch.arange(len(size)).repeat_interleave(size)
+    order = torch.argsort(owner + streams.stream(key(seed, 9), len(owner)).double(), stable=True)
+    held = torch.zeros(len(owner), dtype=torch.bool)
+    held[order] = torch.arange(len(owner)) - clients.run.start[owner] < count[owner]
+    stay, away = (Clients(clients.inputs[rows], clients.targets[rows], Run(counts.cumsum(0) - counts, counts))
+                  for rows, counts in ((~held, size - count), (held, count)))
+    return stay, away
 
 
 def rows_for_test(data: DataSet, dealing: Dealing) -> Rows:

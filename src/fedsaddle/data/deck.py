@@ -24,7 +24,8 @@ class Deck(NamedTuple):
 
 
 def key(seed: int, number: int = 1) -> int:
-    """Of a draw while dealing. 0: the split of a data set, 1, 2, 7, 8: partitions, 3 to 6: changes of the rows."""
+    """Of a draw while dealing. 0: the split of a data set, 1, 2, 7, 8: partitions, 3 to 6: changes of the rows,
+    9: those held out."""
     return keys.address(seed, keys.Purpose.PARTITION, number)
 
 
