@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -33,14 +32,15 @@ from fedsaddle.sites.nvflare.letters import Letter, pack, unpack
 from fedsaddle.sites.nvflare.provision import Project, provision, read_project
 from fedsaddle.sites.nvflare.session import Node, Server
 from fedsaddle.sites.worker import listen
-from test_sites_real import (
-    FOUR,
+from real_sites import (
     ONE,
+    SECONDS,
     SETTINGS,
+    Place,
     descendants,
     differences,
     done,
-    fedsaddle,
+    four_methods_give_the_weights_of_their_simulation,
     records,
     wait_for,
     with_word,
@@ -49,7 +49,6 @@ from test_sites_real import (
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="the processes are looked up in /proc"),
               pytest.mark.xdist_group("nvflare")]
 NODES = ("a", "b", "c")
-SECONDS = 240
 
 
 def free_ports(count):
@@ -60,79 +59,28 @@ def free_ports(count):
     return ports
 
 
-class Place:
-    """Nodes that stay up, and servers as they are wanted."""
+class Kits(Place):
+    """With the kits of a project."""
 
     def __init__(self, folder, names):
-        self.folder, self.nodes = folder, {}
-        self.project = Project("trial", "localhost", *free_ports(2), names)
-        provision(self.project, folder / "kits")
-        self.settings(SETTINGS.format(rounds=1) + ONE, "first.toml")
-        done("deal", folder / "first.toml", "--out", folder / "data")
-        (folder / "policy.toml").write_text("raw_scores = true\n")
+        self.project, self.kits = Project("trial", "localhost", *free_ports(2), names), folder / "kits"
+        provision(self.project, self.kits)
+        super().__init__(folder, lambda name: self.words(self.kits / name), self.words(self.kits / "server"))
 
-    def settings(self, text, name):
-        path = self.folder / name
-        path.write_text(text)
-        return path
-
-    def node(self, number, name, kit=None, state=None):
-        log = (self.folder / f"{state or name}.log").open("a")
-        return fedsaddle("node", "--engine", "nvflare", "--data", self.folder / "data" / f"site-{number}.npz",
-                         "--name", name, "--kit", kit or self.folder / "kits" / name, "--state",
-                         self.folder / (state or name), "--group", min(number, 1), "--policy",
-                         self.folder / "policy.toml", stdout=log, stderr=log)
-
-    def server(self, settings, out):
-        log = (self.folder / "server.log").open("a")
-        return fedsaddle("server", settings, "--engine", "nvflare", "--kit", self.folder / "kits" / "server", "--out",
-                         out, stdout=log, stderr=log)
-
-    def finish(self, server):
-        try:
-            code = server.wait(SECONDS)
-        except subprocess.TimeoutExpired:
-            pytest.fail(f"the server does not end: {self.said()}")
-        assert code == 0, self.said()
-
-    def said(self, name="server"):
-        return (self.folder / f"{name}.log").read_text()[-3000:]
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        for process in self.nodes.values():
-            process.terminate()
-        for process in self.nodes.values():
-            try:
-                process.wait(40)
-            except subprocess.TimeoutExpired:
-                process.kill()
-        left = with_word(self.folder, "")
-        for pid in left:
-            os.kill(pid, signal.SIGKILL)
-        assert not left, "processes were left behind"
+    @staticmethod
+    def words(kit):
+        return ("--engine", "nvflare", "--kit", kit)
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    with Place(tmp_path_factory.mktemp("n"), NODES) as found:
+    with Kits(tmp_path_factory.mktemp("n"), NODES) as found:
         found.nodes = {name: found.node(number, name) for number, name in enumerate(NODES)}
         yield found
 
 
 def test_four_methods_give_the_weights_of_their_simulation(place):
-    settings = place.settings(SETTINGS.format(rounds=3) + FOUR.format(), "four.toml")
-    place.finish(place.server(settings, place.folder / "four"))
-    said = done("replay", place.folder / "four")
-    found = differences(said)
-    assert len(found) == 4 and max(found) < 1e-5, said
-    for name in ("cdma-ada", "codasca", "drfa", "cycp-pairwise"):
-        rounds = records(place.folder / "four" / name)
-        assert len(rounds) == 3 and not any(one["skipped"] for one in rounds)
-        groups = [{client for ask in one["asks"] for client in ask["asked_clients"]} for one in rounds]
-        assert groups[0] <= {0} and groups[1] <= {1, 2}, "the groups are those that the nodes named"
+    four_methods_give_the_weights_of_their_simulation(place)
 
 
 def killed(pids):
@@ -190,7 +138,7 @@ if any("client.worker_process" in word for word in sys.orig_argv):
 
 def test_strangers_are_refused_in_words_and_no_row_in_an_exception_reaches_the_server(tmp_path_factory, monkeypatch):
     secret = "4711.0815 is ill"
-    with Place(tmp_path_factory.mktemp("w"), ("d", "e")) as place:
+    with Kits(tmp_path_factory.mktemp("w"), ("d", "e")) as place:
         kit, forged, foreign = (place.folder / "kits" / name for name in ("e", "forged", "foreign"))
         shutil.copytree(kit, forged)  # the certificate of e in the name of d
         about = json.loads((forged / kits.ABOUT).read_text())
@@ -198,7 +146,8 @@ def test_strangers_are_refused_in_words_and_no_row_in_an_exception_reaches_the_s
         provision(place.project, place.folder / "other")
         shutil.copytree(place.folder / "other" / "e", foreign)
         shutil.copyfile(kit / "startup" / "rootCA.pem", foreign / "startup" / "rootCA.pem")
-        place.nodes = {kit.name: place.node(1, name, kit, kit.name) for name, kit in (("d", forged), ("e", foreign))}
+        place.nodes = {kit.name: place.node(1, name, place.words(kit), kit.name)
+                       for name, kit in (("d", forged), ("e", foreign))}
         planted = place.folder / "planted"
         planted.mkdir()
         (planted / "sitecustomize.py").write_text(PLANT.format(secret=secret))

@@ -437,11 +437,14 @@ def test_a_stopped_fit_is_resumed_on_the_same_file_only(tmp_path):
         assert fedsaddle(*fit(path, "--out", tmp_path / name, "--set", "run.checkpoint_every=2", "--rounds", 6)
                          ).exit_code == 0
     model = (tmp_path / "whole" / "model.safetensors").read_bytes()
-    for name in ("summary.json", "model.safetensors", "checkpoints/00000006"):
+    for name in ("summary.json", "model.safetensors", "report.json", "test_scores.csv", "checkpoints/00000006"):
         gone = tmp_path / "stopped" / name
         [file.unlink() for file in gone.iterdir()] if gone.is_dir() else gone.unlink()
     assert "resume" in complaint("score", tmp_path / "stopped", path, "--out", tmp_path / "s.csv")
-    assert fedsaddle("resume", tmp_path / "stopped").exit_code == 0
+    resumed = fedsaddle("resume", tmp_path / "stopped")
+    assert resumed.exit_code == 0 and "AUC over all clients" in resumed.output
+    for name in ("report.json", "test_scores.csv"):
+        assert (tmp_path / "stopped" / name).read_text() == (tmp_path / "whole" / name).read_text()
     assert (tmp_path / "stopped" / "model.safetensors").read_bytes() == model
     (tmp_path / "stopped" / "summary.json").unlink()
     path.write_text(path.read_text() + path.read_text().splitlines()[-1] + "\n")

@@ -73,7 +73,9 @@ def resume(folder: Annotated[Path, typer.Argument(help="the run folder")]) -> No
     """Go on with a run that was stopped or killed, as if nothing had happened."""
     if not (folder / "run.toml").exists():
         raise SettingError(f"resume {str(folder)!r}: holds no run.toml; give a folder that `fedsaddle run` wrote")
-    _carry_out_all(settle(read(folder / "run.toml")), RunFolder(folder), {})
+    settings, target = settle(read(folder / "run.toml")), RunFolder(folder)
+    _carry_out_all(settings, target, {})
+    cli_table.conclude(settings, target)
 
 
 @app.command("list")

@@ -28,6 +28,7 @@ from fedsaddle.runs import threads
 out, err = Console(), Console(stderr=True)
 Show = Callable[[Settings, RunFolder, dict[str, Any]], None]
 SHOWN = 6  # names in a line
+REPORT = "report.json"
 
 
 def add_to(app: typer.Typer, carry_out_all: Show, free: Callable[[Path], Path]) -> None:
@@ -93,6 +94,13 @@ def _described(prepared: Prepared) -> str:
     ])
 
 
+def conclude(settings: Settings, target: RunFolder) -> None:
+    """What `fit` does at its end, for a run that was stopped and has gone on."""
+    prepared = None if (target.path / REPORT).exists() else fitting.rows_of(settings)
+    if prepared is not None:
+        _conclude(prepared, target, settings)
+
+
 def _conclude(prepared: Prepared, target: RunFolder, settings: Settings) -> None:
     """Score the held-out rows, show how well that went, and keep both."""
     clients = prepared.data.attributes[CLIENT]
@@ -100,7 +108,7 @@ def _conclude(prepared: Prepared, target: RunFolder, settings: Settings) -> None
         scores = fitting.load(target.path).score(prepared.data.test.inputs)
     found = fitting.report(scores, prepared.data.test.targets, clients.test, clients.names)
     target.keep({"test_scores.csv": fitting.test_scores(prepared, scores),
-                 "report.json": json.dumps(plain(found._asdict()), indent=1) + "\n"})
+                 REPORT: json.dumps(plain(found._asdict()), indent=1) + "\n"})
     out.print(_table(found))
     out.print(f"score other rows with: fedsaddle score {target.path} FILE --out SCORES.csv", soft_wrap=True)
 

@@ -82,6 +82,14 @@ def settings_for(data: Mapping[str, Any], algorithm: str, model: str, rounds: in
     return settle(tables), prepared
 
 
+def rows_of(settings: Settings) -> Prepared | None:
+    """The rows of a run that `fit` began; None if it was begun otherwise."""
+    table = settings.data.name == "table" and bool(settings.data.settings["client"])
+    if not table or not settings.single or settings.problem.name not in RANKING.values():
+        return None
+    return TableFile(**settings.data.settings).prepared(settings.dealing.seed)
+
+
 def _counts(prepared: Prepared) -> tuple[float, int]:
     """The share of positives among the training rows, and the number of clients that hold them."""
     owner = prepared.data.attributes[CLIENT].train
