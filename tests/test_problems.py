@@ -264,10 +264,11 @@ def test_measuring_in_slices_forgets_no_row():
     assert [got["score_min"], got["score_max"]] == pytest.approx([h.min(), h.max()])
 
 
-def measured(weight, bias, score="linear"):
+def measured(weight, bias, score="linear", others=(0.0, 0.0, 0.0)):
+    """others: a, b, alpha."""
     problem = AUC(build(Linear(), (1,), 1, seed=0), score=score, p=0.5)
     rows = Rows(torch.linspace(-1, 1, 21)[:, None], torch.arange(21) % 2)
-    measures = problem.measure(Point(torch.tensor([weight, bias, 0.0, 0.0]), torch.zeros(1)), rows)
+    measures = problem.measure(Point(torch.tensor([weight, bias, *others[:2]]), torch.tensor(others[2:])), rows)
     return " ".join(problem.alarms(measures))
 
 
@@ -278,6 +279,9 @@ def test_alarms_tell_saturated_and_diverging_scores():
     assert "saturated" in measured(5.0, -60.0, "sigmoid")  # all within 1e-23 of 0, AUC still reads 'well'
     assert "saturated" in measured(3e-4, 900.0)  # differences of a few rounding steps
     assert "diverging" in measured(3e4, 0.0)
+    for others in ((1e8, 0.0, 0.0), (0.0, -1e8, 0.0), (0.0, 0.0, 1e8)):
+        assert "variables beside the scores are diverging" in measured(1.0, 0.0, "sigmoid", others)
+    assert measured(1.0, 0.0, "sigmoid", (1e3, -1e3, 1e3)) == ""
     assert "no longer finite" in measured(float("nan"), 0.0)
     assert "no longer finite" in measured(float("inf"), 0.0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import isfinite
 
 NARROW = 1e-6  # scores this close together are told apart by rounding only
+HUGE = 1e9  # an objective beyond this is no longer that of scores within reach
 FAR = 1e4  # a score beyond this has left the range where a loss of its square means anything
 
 
@@ -20,4 +21,7 @@ def of_scores(measures: dict[str, float]) -> list[str]:
     if size > FAR:
         return [f"the score is diverging: it reaches {size:.3g} while AUC, blind to scale, may still read well; "
                 "lower the step sizes, or set score to sigmoid"]
+    if abs(measures["objective"]) > HUGE:
+        return [f"the objective is {measures['objective']:.3g}: the variables beside the scores are diverging, though AUC "
+                "does not see them; lower the step sizes"]
     return []
