@@ -22,6 +22,6 @@ def of_scores(measures: dict[str, float]) -> list[str]:
         return [f"the score is diverging: it reaches {size:.3g} while AUC, blind to scale, may still read well; "
                 "lower the step sizes, or set score to sigmoid"]
     if abs(measures["objective"]) > HUGE:
-        return [f"the objective is {measures['objective']:.3g}: the variables beside the scores are diverging, though AUC "
-                "does not see them; lower the step sizes"]
+        return [f"the objective is {measures['objective']:.3g}: the variables beside the scores are diverging, which "
+                "AUC does not see; lower the step sizes"]
     return []
