@@ -503,6 +503,14 @@ def test_a_node_whose_key_was_taken_away_is_shut_out(federation, tmp_path):
                             root=federation.folder / "ca.crt", private_key=key)
 
 
+def test_a_node_that_looks_for_its_server_ends_when_it_is_told_to(tmp_path):
+    told, asked = [], iter([False, False, True])
+    with session.Node(tmp_path, f"127.0.0.1:{programs.free_port()}", None, "x", True, tmp_path / "w") as node:
+        node.watch(told.append, lambda: next(asked, True))
+    assert len(told) == 1 and "is ended before it was connected" in told[0]
+    assert ours(tmp_path) == []
+
+
 def test_a_node_says_that_the_servers_certificate_has_expired(tmp_path):
     keys.make_authority(tmp_path, 2)
     keys.server_certificate(tmp_path, ["127.0.0.1"], 2)

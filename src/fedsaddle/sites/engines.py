@@ -29,7 +29,7 @@ class Hosting(Protocol):
 class Joined(Protocol):
     """A site's side."""
 
-    def watch(self, say: Say) -> None: ...
+    def watch(self, say: Say, ended: Callable[[], bool]) -> None: ...
 
 
 class Options(NamedTuple):
@@ -117,7 +117,7 @@ def keep_alive(line: list[str], log: Path, listening: Path, transport: Joined, e
                         time.sleep(RESTART)
                     process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=told, stderr=told)
                     _wait_for(listening, process, ended)
-                transport.watch(say)
+                transport.watch(say, ended)
                 time.sleep(0.2)
         finally:
             if process is not None and process.poll() is None:

@@ -107,6 +107,7 @@ class Program:
         if self.alive():
             self._popen.kill()
         self._popen.wait()
+        self._remember()  # what it started in its last moment is still in its session
         end(self._family)
         self._mark.unlink(missing_ok=True)
 

@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,8 +111,10 @@ class SuperNode:
 
     def __init__(self, folder: Path, superlink: str, node_config: Mapping[str, str | int], root: Path | None = None,
                  private_key: Path | None = None, port: int = 0, insecure: bool = False,
-                 seconds: float | None = 60.0, resident: bool = True) -> None:
-        """port: for its courier, on this machine only; seconds: how long to wait for the SuperLink, None for ever;
+                 seconds: float | None = 60.0, resident: bool = True, ended: Callable[[], bool] = lambda: False,
+                 ) -> None:
+        """port: for its courier, on this machine only; seconds: how long to wait for the SuperLink, None for ever, and
+        no longer once we are asked to have `ended`;
         resident: the courier is one process (`resident`), else Flower starts one for every message and runs in it
         whatever app the coordinator sends."""
         _secure("root and private_key", root is not None and private_key is not None, insecure)
@@ -129,7 +131,7 @@ class SuperNode:
                         "--auth-supernode-private-key", str(private_key.resolve())]
         else:
             command += ["--insecure"]
-        known = folder / "node"
+        known, self.ended = folder / "node", ended
         try:
             self._start(command, folder, seconds)
         except FlowerFailed:
@@ -179,6 +181,8 @@ class SuperNode:
         while not self.node:
             if not self.program.alive():
                 raise failure(self.program, "ended at the start")
+            if self.ended():
+                raise failure(self.program, "is ended before it was connected")
             if until is not None and time.monotonic() > until:
                 raise failure(self.program, f"no SuperLink after {seconds:.0f} s")
             self.node = self.program.said().partition("SuperNode ID: ")[2].partition("\n")[0].strip()

@@ -162,8 +162,8 @@ class Node:
         if self.node is not None:
             self.node.stop()
 
-    def watch(self, say: Say) -> None:
-        """Start it where it does not run."""
+    def watch(self, say: Say, ended: Callable[[], bool]) -> None:
+        """Start it where it does not run, unless we are asked to end meanwhile."""
         if self.node is not None and self.node.alive() and not self._gave_up(self.node):
             return
         if self.node is not None:
@@ -176,7 +176,7 @@ class Node:
             self.node = SuperNode(
                 self.home / "supernode", self.server, {"worker": str(self.worker), "limit": LIMIT},
                 root=self.keys / "ca.crt" if self.keys else None, private_key=self.keys / "key" if self.keys else None,
-                insecure=self.insecure, seconds=WAIT)
+                insecure=self.insecure, seconds=WAIT, ended=ended)
             say(f"{self.name} is connected to {self.server}")
         except FlowerFailed as failure:
             say(f"not connected: {failure}; trying again")

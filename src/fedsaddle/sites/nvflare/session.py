@@ -203,8 +203,8 @@ class Node:
         if self.program is not None:
             self.program.stop()
 
-    def watch(self, say: Say) -> None:
-        """Start it where it does not run."""
+    def watch(self, say: Say, ended: Callable[[], bool]) -> None:
+        """Start it where it does not run. Nothing is waited for here, so nobody need be asked whether to go on."""
         if self.program is not None and self.program.alive():
             self._look(self.program, say)
             return
