@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import (
     disable_proxy_modes_tracing,
@@ -70,7 +72,8 @@ def trace(function: Function, values: Sequence[Tensor], decompositions: Any = No
 def _recorded(function: Function, values: Sequence[Tensor], decompositions: Any) -> fx.GraphModule:
     # A tensor that is given twice (z and the last z, in the first round) must be two: else one stands for both.
     apart = [value.detach() for value in values]
-    with torch.no_grad():
+    # One mode for the shapes of all values: without a context, torch makes a new one for every operation.
+    with torch.no_grad(), tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
         module = make_fx(function, decomposition_table=decompositions)(*apart)
     for node in module.graph.nodes:
         node.target = RESHAPED.get(node.target, node.target)
