@@ -28,6 +28,8 @@ def known(results: Path) -> dict[str, tables.Table]:
     found: dict[str, tables.Result] = {}
     for file in sorted(results.glob("*.json")):
         part = json.loads(file.read_text())
+        if "cells" not in part:  # of another benchmark, such as sites-*.json
+            continue
         name = file.name.split(".")[0]
         found[name] = {**part, "cells": [*found.get(name, {"cells": []})["cells"], *part["cells"]]}
     return {f"{name}:{title}": table for name, result in found.items()
