@@ -351,13 +351,41 @@ def test_auto_tries_the_ways_and_tells_their_seconds(monkeypatch, tmp_path):
     assert folder.calibration() == {"processes": 1, "works": report(job)}
 
 
-def test_trying_keeps_no_state(monkeypatch):
+@pytest.mark.parametrize("many", [512, 4], ids=["after two answers", "at once"])
+def test_trying_keeps_no_state(many, monkeypatch):
     """Ways are tried on real asks of stateful clients; their new states are thrown away."""
+    monkeypatch.setattr(calibration, "MANY", many)
     monkeypatch.setattr(calibration, "WORTH_TRACING", 0.0)
     monkeypatch.setattr(calibration, "WORTH_COMPILING", float("inf"))
     method = testing.trial("codasca", asked=6)
     got, expected = (testing.finished(start(method, execution=way, chunk=4)[0]) for way in ("auto", "eager"))
     testing.compare(got, expected, "auto against eager", 1e-9)
+
+
+def test_of_very_many_clients_a_sample_tells(monkeypatch):
+    """Answering 20,000 clients eagerly, only to time it, would take longer than the whole run needs."""
+    clock, computed = SimpleNamespace(now=0.0), []
+
+    class Timed:
+        ranks, device = Ranks(), torch.device("cpu")
+
+        def automatic(self, ask):
+            return 32
+
+        def compute(self, ask, share, way, keep=True):
+            assert not keep
+            computed.append(len(share))
+            each = {"eager": 0.01, "traced": 0.004, "compiled": 0.002}[way.kind]
+            clock.now += len(share) * each * (2 - 1 / way.chunk)
+
+    monkeypatch.setattr(calibration, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    ask = SimpleNamespace(work=looks_at_all_rows, draw=ALL, ids=torch.arange(20_000))
+    ways = Calibration()
+    ways.rounds = 2
+    assert ways.way(Timed(), ask, ask.ids) == ("compiled", 1)
+    assert set(computed) == {64}
+    found = ways.report[calibration.name_of(ask)]["seconds"]
+    assert found["eager 32"] == pytest.approx(20_000 * 0.01 * (2 - 1 / 32)) and found["compiled 1"] == pytest.approx(40)
 
 
 def test_a_way_that_does_not_work_is_told_and_not_chosen(monkeypatch):
@@ -632,6 +660,19 @@ def test_auto_hires_where_it_pays(name, resident, hiring, monkeypatch, tmp_path)
     assert hiring == [2]
     testing.compare(ends[1], ends[0], "hired after the first round", 1e-10)
     assert folder.calibration()["processes"] == 2
+
+
+@LINUX
+@pytest.mark.parametrize("seconds, after", [(0.5, 2), (60.0, 1)], ids=["short rounds", "long rounds"])
+def test_workers_are_hired_once_starting_up_no_longer_counts(seconds, after, monkeypatch):
+    monkeypatch.setattr(crew, "cores", lambda: 2)
+    hired, (job, how) = [], start(testing.trial("fedavg"), workers=None, rounds=50)
+    with team.Team(job.algorithm, job.federation, how, None) as ours:
+        monkeypatch.setattr(ours, "_hire", lambda progress, size, record: hired.append(progress.round))
+        for done in (1, 2, 3):
+            record = {"skipped": False, "seconds": seconds, "asks": [{"answered": 4}]}
+            ours.gather(job.progress._replace(round=done), record)
+    assert hired == [after]
 
 
 @LINUX

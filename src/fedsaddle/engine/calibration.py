@@ -2,7 +2,8 @@
 
 An ask is first answered eagerly, twice, and the second answer is timed: the first one warms up whatever there is. If
 enough rounds are to come, the other ways are tried on the next ask of the same work, results thrown away; a way whose
-preparation (tracing, compiling) would cost more than it can save is not tried. The choice changes a result by rounding
+preparation (tracing, compiling) would cost more than it can save is not tried. Where very many are asked, some of them
+tell enough, and no answer of all is given before the ways are tried. The choice changes a result by rounding
 only. It is told in words, goes into the run folder, and is taken up again by a resumed run, which is therefore the same
 to the last bit.
 """
@@ -28,6 +29,7 @@ CHUNKS = {"cpu": (16, 4, 1), "cuda": ()}  # tried besides what memory allows; sm
 WORTH_TRACING, WORTH_COMPILING = 2.0, 25.0  # seconds still to come
 REPEATS = 2
 SAMPLE = 64  # clients that are enough to tell
+MANY = 512  # clients of one process, of whom a sample tells before all are answered
 
 
 class Way(NamedTuple):
@@ -64,7 +66,7 @@ class Calibration:
         if name not in self.settled:
             if self.execution != AUTO:
                 self.settle(name, Way(self.execution, self._chunk(computer, ask)), "as the settings say")
-            elif name in self.seconds:
+            elif name in self.seconds or len(ask.ids) >= MANY * computer.ranks.size:
                 self._try(computer, ask, share, name)
             else:
                 return None
@@ -101,6 +103,8 @@ class Calibration:
         """Time the ways that may be worth it on some of the clients; all processes come to the same end."""
         chunk = self._chunk(computer, ask)
         sample = share[: max(SAMPLE, chunk)]
+        if name not in self.seconds:
+            self.seconds[name] = self._estimate(computer, ask, share, sample, Way(EAGER, chunk))
         best, least = Way(EAGER, chunk), self.seconds[name]
         tried: dict[str, Any] = {}
         # A chunk is never filled up further than a share; the same number in every process, or they would part ways.
@@ -110,13 +114,11 @@ class Calibration:
             for candidate in (Way(kind, c) for c in (chunk, *(() if kind == EAGER else smaller))):
                 if self.rounds * least < worth:
                     continue
-                seconds, reason = math.inf, "not in another process"
+                reason = "not in another process"
                 try:
-                    part = max(1, len(sample)) / max(1, len(share))
-                    seconds = self._time(computer, ask, sample, candidate) / part
+                    seconds = self._estimate(computer, ask, share, sample, candidate)
                 except Untraceable as error:
-                    reason = str(error)
-                seconds = computer.ranks.largest(seconds)  # shares differ: the slowest process counts
+                    reason, seconds = str(error), computer.ranks.largest(math.inf)
                 if math.isinf(seconds):
                     tried[kind] = f"does not work: {reason}"
                     break
@@ -125,6 +127,11 @@ class Calibration:
                     best, least = candidate, seconds
         self.settle(name, best, "quickest of those tried" if len(tried) > 1 else "too little to do to try others",
                     clients=len(share), seconds=tried)
+
+    def _estimate(self, computer: Computer, ask: Ask, share: Tensor, sample: Tensor, way: Way) -> float:
+        """Seconds that all would take, by those of a sample; shares differ: the slowest process counts."""
+        part = max(1, len(sample)) / max(1, len(share))
+        return computer.ranks.largest(self._time(computer, ask, sample, way) / part)
 
     def _time(self, computer: Computer, ask: Ask, share: Tensor, way: Way) -> float:
         """Seconds of an answer, after one that prepares it."""

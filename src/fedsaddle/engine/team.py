@@ -14,6 +14,7 @@ from fedsaddle.engine.federation import EngineFederation
 from fedsaddle.engine.ranks import Ranks
 from fedsaddle.engine.training import Plan, Progress, Record, rounds
 
+LONG = 10.0  # seconds of a round of which starting up is a small part
 GO, SAVE, END = 0, 1, 2  # what the first process says after every round
 
 
@@ -51,7 +52,7 @@ class Team:
             return
         if crew.wanted is not None:
             self._hire(progress, crew.wanted, None)
-        elif record and not record["skipped"] and not self.warm:
+        elif record and not record["skipped"] and not self.warm and record["seconds"] < LONG:
             self.warm = True
         elif record and not record["skipped"]:
             asked, seconds = max(ask["answered"] for ask in record["asks"]), record["seconds"]
