@@ -1,9 +1,10 @@
 """Where the time of a round goes on a GPU: its kernels, by the profiler of the device.
 
     python benchmarks/speed/kernels.py [--models linear,mlp,lenet5,resnet20] [--matmul highest|high] [--out FILE.json]
+    python benchmarks/speed/kernels.py --recipe cdma/gan-mnist --method CDMA-ADA [--set run.execution=traced] ...
 
-Compiled, standard work (FedAvg, 16 of 500 clients, 12 steps of batch 10). Prints Markdown; the names are
-the device's.
+Compiled, standard work (FedAvg, 16 of 500 clients, 12 steps of batch 10); or a method of a recipe, as its settings say.
+Prints Markdown; the names are the device's.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -21,6 +23,10 @@ import torch
 import where
 import work as shared
 from torch.profiler import ProfilerActivity, profile
+
+from fedsaddle.assemble import job_from_settings
+from fedsaddle.config import settle
+from fedsaddle.studies import study
 
 ROUNDS, SHOWN = 20, 12
 
@@ -41,8 +47,7 @@ class Found(NamedTuple):
         return sum(one.calls * one.microseconds for one in self.kernels) / 1e3
 
 
-def examined(work: SimpleNamespace, rounds: int) -> Found:
-    job = where.job(work)
+def examined(job: Any, rounds: int) -> Found:
     began = time.perf_counter()
     progress = where.rounds(job, job.progress, 1)
     torch.cuda.synchronize()
@@ -73,21 +78,34 @@ def table(model: str, found: Found) -> str:
     return "\n".join(lines)
 
 
+def jobs(given: argparse.Namespace) -> Iterator[tuple[str, Any]]:
+    """What is to be examined, by name."""
+    if given.recipe:
+        settings = settle(study.load(given.recipe).tables, [*given.set, "run.device=cuda"])
+        yield f"{given.recipe} {given.method}", job_from_settings(settings, given.method)
+        return
+    for model in given.models.split(","):
+        work = {**shared.STANDARD, "model": model, "device": "cuda", "run": {"matmul": given.matmul}}
+        if model == "resnet20":
+            work["table"] = 12_000
+        yield model, where.job(SimpleNamespace(**work))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default="linear,mlp,lenet5")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--matmul", choices=("highest", "high"), default="highest")
+    parser.add_argument("--recipe", help="instead of --models; --method is one of its labels")
+    parser.add_argument("--method", default="")
+    parser.add_argument("--set", action="append", default=[], help="section.key=value, over the recipe")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("kernels.py: torch finds no CUDA device; where.py looks at a CPU")
     results: dict[str, Any] = {}
-    for model in given.models.split(","):
-        settings = {"model": model, "device": "cuda", "run": {"matmul": given.matmul}}
-        if model == "resnet20":
-            settings["table"] = 12_000
-        found = examined(SimpleNamespace(**{**shared.STANDARD, **settings}), given.rounds)
+    for model, job in jobs(given):
+        found = examined(job, given.rounds)
         results[model] = found._asdict() | {"kernels": [one._asdict() for one in found.kernels]}
         print(table(model, found), flush=True)
         print()
