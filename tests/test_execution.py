@@ -336,6 +336,7 @@ WORK = "CDMA.local_steps, 3 minibatches"
 def test_auto_tries_the_ways_and_tells_their_seconds(monkeypatch, tmp_path):
     monkeypatch.setattr(calibration, "WORTH_TRACING", 0.0)
     monkeypatch.setattr(calibration, "WORTH_COMPILING", float("inf"))
+    monkeypatch.setattr(calibration, "WORTH", 0.0)  # however long a preparation takes
     monkeypatch.setattr(calibration, "CHUNKS", {"cpu": (4,)})
     method = testing.trial("cdma-one", asked=None)
     job, how = start(method, "quadratic", rounds=4, execution="auto")
@@ -372,6 +373,9 @@ def test_of_very_many_clients_a_sample_tells(monkeypatch):
         def automatic(self, ask):
             return 32
 
+        def operations(self, ask):
+            return 100
+
         def compute(self, ask, share, way, keep=True):
             assert not keep
             computed.append(len(share))
@@ -386,6 +390,50 @@ def test_of_very_many_clients_a_sample_tells(monkeypatch):
     assert set(computed) == {64}
     found = ways.report[calibration.name_of(ask)]["seconds"]
     assert found["eager 32"] == pytest.approx(20_000 * 0.01 * (2 - 1 / 32)) and found["compiled 1"] == pytest.approx(40)
+
+
+@pytest.mark.parametrize("operations, rounds, tried", [
+    (500, 100, ["eager 8", "traced 8", "traced 4", "traced 1", "compiled 8"]),  # 20 s of compiling, 80 s to come
+    (500, 70, ["eager 8", "traced 8", "traced 4", "traced 1"]),
+    (5000, 700, ["eager 8", "traced 8", "traced 4", "traced 1"]),  # a recurrent net: minutes
+    (50, 100, ["eager 8", "traced 8", "traced 4", "traced 1", "compiled 8", "compiled 4", "compiled 1"]),
+])
+def test_compiling_is_tried_where_the_length_of_the_code_leaves_a_gain(operations, rounds, tried, monkeypatch):
+    """Eager 1 s, traced 0.8 s, compiled 0.4 s an answer; compiling takes 0.04 s for an operation."""
+    clock, prepared = SimpleNamespace(now=0.0), set()
+
+    class Timed:
+        ranks, device = Ranks(), torch.device("cpu")
+
+        def automatic(self, ask):
+            return 8
+
+        def operations(self, ask):
+            return operations
+
+        def compute(self, ask, share, way, keep=True):
+            if way not in prepared and way.kind == "compiled":
+                clock.now += 0.04 * operations
+            prepared.add(way)
+            clock.now += {"eager": 1.0, "traced": 0.8, "compiled": 0.4}[way.kind]
+
+    monkeypatch.setattr(calibration, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    ask = SimpleNamespace(work=looks_at_all_rows, draw=ALL, ids=torch.arange(8))
+    ways = Calibration()
+    ways.rounds, ways.seconds[calibration.name_of(ask)] = rounds, 1.0
+    ways.way(Timed(), ask, ask.ids)
+    assert list(ways.report[calibration.name_of(ask)]["seconds"]) == tried
+
+
+def test_the_length_of_traced_code_does_not_depend_on_the_number_of_steps():
+    lengths = {}
+    for name in ("cdma-one", "fedavg"):
+        for steps in (2, 7):
+            job, how = start(testing.trial(name, steps=steps), rounds=1, execution="traced")
+            carry_out(job, how)
+            lengths[name, steps] = max(body.operations for body in job.federation.engine.bodies.made.values())
+    assert lengths["fedavg", 2] == lengths["fedavg", 7] > 10
+    assert lengths["cdma-one", 2] == lengths["cdma-one", 7] > lengths["fedavg", 2]
 
 
 def test_a_way_that_does_not_work_is_told_and_not_chosen(monkeypatch):
@@ -506,6 +554,9 @@ def test_processes_with_unequal_shares_choose_alike(monkeypatch):
 
         def automatic(self, ask):
             return 64
+
+        def operations(self, ask):
+            return 10
 
         def compute(self, ask, share, way, keep=True):
             clocks.now += len(share) * (0.0015 if way.kind == "eager" else 0.001 / way.chunk)

@@ -2,7 +2,8 @@
 
 An ask is first answered eagerly, twice, and the second answer is timed: the first one warms up whatever there is. If
 enough rounds are to come, the other ways are tried on the next ask of the same work, results thrown away; a way whose
-preparation (tracing, compiling) would cost more than it can save is not tried. Where very many are asked, some of them
+preparation (tracing, compiling) would cost more than it can save is not tried: compiling takes as long as the code is,
+which the trace tells, and another chunk as long as the one before. Where very many are asked, some of them
 tell enough, and no answer of all is given before the ways are tried. The choice changes a result by rounding
 only. It is told in words, goes into the run folder, and is taken up again by a resumed run, which is therefore the same
 to the last bit.
@@ -26,7 +27,9 @@ from fedsaddle.engine.ranks import Ranks
 AUTO = "auto"
 EXECUTIONS = (AUTO, *KINDS)
 CHUNKS = {"cpu": (16, 4, 1), "cuda": ()}  # tried besides what memory allows; small ones keep weights in a CPU's cache
-WORTH_TRACING, WORTH_COMPILING = 2.0, 25.0  # seconds still to come
+WORTH_TRACING, WORTH_COMPILING = 2.0, 25.0  # seconds still to come, at least,
+WORTH = 3.0  # and so many times those of the preparation, of which a new way saves perhaps half
+COMPILING = 0.04  # seconds for an operation: 0.03 to 0.05 by measurement, from logistic regression to a recurrent net
 REPEATS = 2
 SAMPLE = 64  # clients that are enough to tell
 MANY = 512  # clients of one process, of whom a sample tells before all are answered
@@ -47,6 +50,15 @@ class Computer(Protocol):
 
     def automatic(self, ask: Ask) -> int: ...
     def compute(self, ask: Ask, share: Tensor, way: Way, keep: bool = True) -> Any: ...
+    def operations(self, ask: Ask) -> int: ...
+
+
+class Trial(NamedTuple):
+    """A way tried; the slowest process counts."""
+
+    seconds: float  # of all clients; infinite: it does not work
+    preparation: float
+    reason: str  # why it does not work here
 
 
 class Calibration:
@@ -104,23 +116,20 @@ class Calibration:
         chunk = self._chunk(computer, ask)
         sample = share[: max(SAMPLE, chunk)]
         if name not in self.seconds:
-            self.seconds[name] = self._estimate(computer, ask, share, sample, Way(EAGER, chunk))
+            self.seconds[name] = self._trial(computer, ask, share, sample, Way(EAGER, chunk)).seconds
         best, least = Way(EAGER, chunk), self.seconds[name]
         tried: dict[str, Any] = {}
         # A chunk is never filled up further than a share; the same number in every process, or they would part ways.
         most = power_of_two(-(-len(ask.ids) // computer.ranks.size))
         smaller = () if self.chunk else tuple(c for c in CHUNKS[computer.device.type] if c < min(chunk, most))
         for kind, worth in ((EAGER, WORTH_TRACING), (TRACED, WORTH_TRACING), (COMPILED, WORTH_COMPILING)):
+            preparation = computer.ranks.largest(COMPILING * computer.operations(ask)) if kind == COMPILED else 0.0
             for candidate in (Way(kind, c) for c in (chunk, *(() if kind == EAGER else smaller))):
-                if self.rounds * least < worth:
+                if self.rounds * least < max(worth, WORTH * preparation):
                     continue
-                reason = "not in another process"
-                try:
-                    seconds = self._estimate(computer, ask, share, sample, candidate)
-                except Untraceable as error:
-                    reason, seconds = str(error), computer.ranks.largest(math.inf)
+                seconds, preparation, reason = self._trial(computer, ask, share, sample, candidate)
                 if math.isinf(seconds):
-                    tried[kind] = f"does not work: {reason}"
+                    tried[kind] = f"does not work: {reason or 'not in another process'}"
                     break
                 tried[f"{kind} {candidate.chunk}"] = round(seconds, 6)
                 if kind == EAGER or seconds < least:
@@ -128,22 +137,25 @@ class Calibration:
         self.settle(name, best, "quickest of those tried" if len(tried) > 1 else "too little to do to try others",
                     clients=len(share), seconds=tried)
 
-    def _estimate(self, computer: Computer, ask: Ask, share: Tensor, sample: Tensor, way: Way) -> float:
-        """Seconds that all would take, by those of a sample; shares differ: the slowest process counts."""
+    def _trial(self, computer: Computer, ask: Ask, share: Tensor, sample: Tensor, way: Way) -> Trial:
+        """Time an answer of the sample, after one that prepares it."""
         part = max(1, len(sample)) / max(1, len(share))
-        return computer.ranks.largest(self._time(computer, ask, sample, way) / part)
+        seconds, preparation, reason = math.inf, 0.0, ""
+        try:
+            preparation = _seconds(computer, ask, sample, way)
+            seconds = min(_seconds(computer, ask, sample, way) for _ in range(REPEATS))
+        except Untraceable as error:
+            reason = str(error)
+        largest = computer.ranks.largest
+        return Trial(largest(seconds / part), largest(preparation), reason)
 
-    def _time(self, computer: Computer, ask: Ask, share: Tensor, way: Way) -> float:
-        """Seconds of an answer, after one that prepares it."""
-        computer.compute(ask, share, way, keep=False)
-        spent = []
-        for _ in range(REPEATS):
-            finished(computer.device)
-            began = time.perf_counter()
-            computer.compute(ask, share, way, keep=False)
-            finished(computer.device)
-            spent.append(time.perf_counter() - began)
-        return min(spent)
+
+def _seconds(computer: Computer, ask: Ask, share: Tensor, way: Way) -> float:
+    finished(computer.device)
+    began = time.perf_counter()
+    computer.compute(ask, share, way, keep=False)
+    finished(computer.device)
+    return time.perf_counter() - began
 
 
 def power_of_two(number: int) -> int:

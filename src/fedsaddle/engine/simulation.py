@@ -150,6 +150,10 @@ class Simulation:
             sums.add(part, _first_of_each(ask, kept, 0) if idle else kept, size)
         return sums
 
+    def operations(self, ask: Ask) -> int:
+        """How long the code of its work is, once it has been traced."""
+        return self.bodies.operations(ask.work)
+
     def commit(self) -> None:
         self.states.commit()
 

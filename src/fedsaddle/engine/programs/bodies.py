@@ -38,7 +38,7 @@ class Bodies:
 
     def __init__(self, oracle: Oracle) -> None:
         self.oracle = oracle
-        self.made: dict[Any, Body] = {}
+        self.made: dict[Any, _Program] = {}
         self.draws: dict[Any, tuple[Callable[..., Any], Any]] = {}
         self.functions: dict[Any, Any] = {}  # finished segments, shared by all programs
 
@@ -52,6 +52,12 @@ class Bodies:
                 raise Untraceable(f"it needs more than {MOST} shapes")
             self.made[key] = self._program(kind, task, message, states, drawn)
         return self.made[key]
+
+    def operations(self, work: Work) -> int:
+        """How long the code is that was traced for a work; equal local steps count once."""
+        mine = _identity(work)
+        return max((body.operations for key, body in self.made.items() if key[0] == TRACED and key[1] == mine),
+                   default=0)
 
     def batches(self, kind: str, clients: Clients, shape: Shape, ids: Tensor, key: Tensor) -> Drawn:
         """The batches of a chunk. On a GPU the many small operations of the draws are compiled too."""
@@ -75,7 +81,7 @@ class Bodies:
         """Equal for chunks that one program serves."""
         return (kind, _identity(task.work), *task[1:], _form((message, states)))
 
-    def _program(self, kind: str, task: Task, message: Any, states: Any, drawn: Drawn) -> Body:
+    def _program(self, kind: str, task: Task, message: Any, states: Any, drawn: Drawn) -> _Program:
         pure(task.work)
         try:
             work, form = self._traced(task, message, states, drawn)
@@ -83,12 +89,12 @@ class Bodies:
                 work, form = self._traced(task, message, states, drawn, repeated=True)
             finish = compiling.compiled if kind == COMPILED else op_by_op
             table = compiling.decompositions() if kind == COMPILED else None
-            run = program(work, finish, self.functions.setdefault(kind, {}), table).forward
+            made = program(work, finish, self.functions.setdefault(kind, {}), table)
         except Untraceable:
             raise
         except Exception as error:  # torch's tracer raises what it likes; the eager way needs none of it
             raise Untraceable(f"{type(error).__name__}: {str(error)[:200]}") from error
-        return _Program(run, form)
+        return _Program(made, form)
 
     def _traced(self, task: Task, message: Any, states: Any, drawn: Drawn, repeated: bool = False) -> tuple[Any, Any]:
         """The trace of a work and the form of its result. repeated: every client has a copy of the message's tensors,
@@ -109,8 +115,10 @@ class Bodies:
 
 
 class _Program:
-    def __init__(self, run: Callable[..., Any], form: Any) -> None:
-        self.run, self.form = run, form
+    def __init__(self, made: fx.GraphModule, form: Any) -> None:
+        self.run, self.form = made.forward, form
+        functions = {node.target for node in made.graph.nodes}
+        self.operations = sum(getattr(function, "operations", 1) for function in functions)
 
     def __call__(self, message: Any, states: Any, drawn: Drawn) -> tuple[Any, Any]:
         result: tuple[Any, Any] = with_leaves(self.form, self.run(*leaves((message, states, drawn))))

@@ -189,4 +189,5 @@ def op_by_op(segment: fx.GraphModule, values: list[Tensor]) -> Finished:
         found: Sequence[Tensor] = forward(*values)
         return found
 
+    gradient_step.operations = len(segment.graph.nodes)  # type: ignore[attr-defined]
     return gradient_step, gradient_step(*values)
