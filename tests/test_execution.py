@@ -27,7 +27,7 @@ from fedsaddle import testing
 from fedsaddle.assemble import assemble
 from fedsaddle.config import Run
 from fedsaddle.contracts import ALL, Cohort, Draw, Point
-from fedsaddle.engine import calibration, crew, team
+from fedsaddle.engine import calibration, crew, simulation, team
 from fedsaddle.engine.calibration import Calibration
 from fedsaddle.engine.programs import segments, spreading
 from fedsaddle.engine.programs.products import write_out_small_products
@@ -423,6 +423,44 @@ def test_compiling_is_tried_where_the_length_of_the_code_leaves_a_gain(operation
     ways.rounds, ways.seconds[calibration.name_of(ask)] = rounds, 1.0
     ways.way(Timed(), ask, ask.ids)
     assert list(ways.report[calibration.name_of(ask)]["seconds"]) == tried
+
+
+def test_chunks_are_of_equal_size_where_not_all_fit(monkeypatch):
+    """A short last chunk would be filled up: with 85 at once, 100 clients would cost as much as 170."""
+    job, _ = start(testing.trial("fedavg"))
+    engine = job.federation.engine
+    ask = SimpleNamespace(draw=Draw(3), message=job.progress.server.z, ids=torch.arange(100))
+    monkeypatch.setattr(simulation, "CHUNK_CLIENTS", 85)
+    assert engine.automatic(ask) == 50
+    ask.ids = torch.arange(85)
+    assert engine.automatic(ask) == 85
+    ask.ids = torch.arange(3)
+    assert engine.automatic(ask) == 85
+    ask.ids = torch.arange(1000)
+    assert engine.automatic(ask) == 84  # twelve
+
+
+def test_smaller_chunks_are_not_tried_once_they_are_plainly_slower(monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+
+    class Timed:
+        ranks, device = Ranks(), torch.device("cpu")
+
+        def automatic(self, ask):
+            return 50
+
+        def operations(self, ask):
+            return 1000
+
+        def compute(self, ask, share, way, keep=True):
+            clock.now += len(share) * {50: 0.01, 16: 0.011, 4: 0.02, 1: 0.001}[way.chunk]
+
+    monkeypatch.setattr(calibration, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    ask = SimpleNamespace(work=looks_at_all_rows, draw=ALL, ids=torch.arange(100))
+    ways = Calibration()
+    ways.rounds, ways.seconds[calibration.name_of(ask)] = 50, 1.0
+    ways.way(Timed(), ask, ask.ids)
+    assert list(ways.report[calibration.name_of(ask)]["seconds"]) == ["eager 50", "traced 50", "traced 16", "traced 4"]
 
 
 def test_the_length_of_traced_code_does_not_depend_on_the_number_of_steps():

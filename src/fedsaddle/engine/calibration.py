@@ -3,10 +3,10 @@
 An ask is first answered eagerly, twice, and the second answer is timed: the first one warms up whatever there is. If
 enough rounds are to come, the other ways are tried on the next ask of the same work, results thrown away; a way whose
 preparation (tracing, compiling) would cost more than it can save is not tried: compiling takes as long as the code is,
-which the trace tells, and another chunk as long as the one before. Where very many are asked, some of them
-tell enough, and no answer of all is given before the ways are tried. The choice changes a result by rounding
-only. It is told in words, goes into the run folder, and is taken up again by a resumed run, which is therefore the same
-to the last bit.
+which the trace tells, and another chunk as long as the one before. Once a smaller chunk is plainly slower, still
+smaller ones are not tried. Where very many are asked, some of them tell enough, and no answer of all is given before
+the ways are tried. The choice changes a result by rounding only. It is told in words, goes into the run folder, and is
+taken up again by a resumed run, which is therefore the same to the last bit.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ WORTH_TRACING, WORTH_COMPILING = 2.0, 25.0  # seconds still to come, at least,
 WORTH = 3.0  # and so many times those of the preparation, of which a new way saves perhaps half
 COMPILING = 0.04  # seconds for an operation: 0.03 to 0.05 by measurement, from logistic regression to a recurrent net
 REPEATS = 2
+PLAINLY = 1.5  # times as long
 SAMPLE = 64  # clients that are enough to tell
 MANY = 512  # clients of one process, of whom a sample tells before all are answered
 
@@ -114,9 +115,8 @@ class Calibration:
     def _try(self, computer: Computer, ask: Ask, share: Tensor, name: str) -> None:
         """Time the ways that may be worth it on some of the clients; all processes come to the same end."""
         chunk = self._chunk(computer, ask)
-        sample = share[: max(SAMPLE, chunk)]
         if name not in self.seconds:
-            self.seconds[name] = self._trial(computer, ask, share, sample, Way(EAGER, chunk)).seconds
+            self.seconds[name] = self._trial(computer, ask, share, Way(EAGER, chunk)).seconds
         best, least = Way(EAGER, chunk), self.seconds[name]
         tried: dict[str, Any] = {}
         # A chunk is never filled up further than a share; the same number in every process, or they would part ways.
@@ -124,21 +124,26 @@ class Calibration:
         smaller = () if self.chunk else tuple(c for c in CHUNKS[computer.device.type] if c < min(chunk, most))
         for kind, worth in ((EAGER, WORTH_TRACING), (TRACED, WORTH_TRACING), (COMPILED, WORTH_COMPILING)):
             preparation = computer.ranks.largest(COMPILING * computer.operations(ask)) if kind == COMPILED else 0.0
+            before = math.inf  # seconds of a larger chunk
             for candidate in (Way(kind, c) for c in (chunk, *(() if kind == EAGER else smaller))):
                 if self.rounds * least < max(worth, WORTH * preparation):
                     continue
-                seconds, preparation, reason = self._trial(computer, ask, share, sample, candidate)
+                seconds, preparation, reason = self._trial(computer, ask, share, candidate)
                 if math.isinf(seconds):
                     tried[kind] = f"does not work: {reason or 'not in another process'}"
                     break
                 tried[f"{kind} {candidate.chunk}"] = round(seconds, 6)
+                if seconds > PLAINLY * before:
+                    break
+                before = seconds
                 if kind == EAGER or seconds < least:
                     best, least = candidate, seconds
         self.settle(name, best, "quickest of those tried" if len(tried) > 1 else "too little to do to try others",
                     clients=len(share), seconds=tried)
 
-    def _trial(self, computer: Computer, ask: Ask, share: Tensor, sample: Tensor, way: Way) -> Trial:
-        """Time an answer of the sample, after one that prepares it."""
+    def _trial(self, computer: Computer, ask: Ask, share: Tensor, way: Way) -> Trial:
+        """Time an answer of some, in full chunks where there are as many, after one that prepares it."""
+        sample = share[: way.chunk * max(1, SAMPLE // way.chunk)]
         part = max(1, len(sample)) / max(1, len(share))
         seconds, preparation, reason = math.inf, 0.0, ""
         try:

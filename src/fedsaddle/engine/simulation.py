@@ -253,14 +253,16 @@ class Simulation:
             yield order[(sizes == size).all(1)]
 
     def automatic(self, ask: Ask) -> int:
-        """As many clients at once as memory allows."""
+        """As many clients at once as memory allows; where that is not all of them, in chunks of equal size."""
         largest = int(self.rows[ask.ids].max()) if ask.draw.full else 0
         rows = ask.draw.minibatches * self.batch_size + largest
         row = self.clients.inputs[0].numel() * self.clients.inputs.element_size()
         # A row's activations are taken to need as much as the row again; a work to hold eight copies of its message.
         per_client = 2 * rows * row + 8 * size_of(ask.message).bytes if ask.draw.inputs else 64 * rows
         most = CHUNK_CLIENTS if ask.draw.inputs else 1 << 16
-        return max(1, min(CHUNK_BYTES[self.device.type] // max(1, per_client), most))
+        chunk = max(1, min(CHUNK_BYTES[self.device.type] // max(1, per_client), most))
+        share = -(-len(ask.ids) // self.ranks.size)
+        return -(-share // -(-share // chunk)) if share > chunk else chunk
 
 
 def _padded(part: Tensor, chunk: int, clients: int) -> Tensor:
