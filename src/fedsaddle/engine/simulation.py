@@ -25,7 +25,7 @@ from fedsaddle.engine.draws import Form, Shape, keys_of
 from fedsaddle.engine.federation import Ask, Outcome, sort_fields
 from fedsaddle.engine.ledger import Size, size_of
 from fedsaddle.engine.oracle import ProblemOracle
-from fedsaddle.engine.programs.bodies import EAGER, Bodies, Task
+from fedsaddle.engine.programs.bodies import COMPILED, EAGER, TRACED, Bodies, Task
 from fedsaddle.engine.programs.capture import Captured
 from fedsaddle.engine.programs.compiling import keep_freed_memory
 from fedsaddle.engine.programs.tracing import Untraceable
@@ -38,6 +38,7 @@ from fedsaddle.models.checks import mixes_rows
 
 CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 4 << 30}  # what a chunk's data and variables may take
 CHUNK_CLIENTS = 4096
+WIDTHS = {TRACED: 8, COMPILED: 4}  # a power of two is cut into so many steps, of which the upper half counts
 
 
 class Chunk(NamedTuple):
@@ -130,7 +131,7 @@ class Simulation:
         alone = self.ranks.size == 1 and share.shape[0] == ask.ids.shape[0]
         for part in self._chunks(ask, share, way):
             count = part.shape[0]
-            whole = part if way.kind == EAGER else _padded(part, way.chunk, share.shape[0])
+            whole = part if way.kind == EAGER else _padded(part, way, share.shape[0])
             if alone and whole is share:  # everyone at once, in order
                 chunk = Chunk(ask.ids, keys, *weights)
             else:
@@ -265,9 +266,14 @@ class Simulation:
         return -(-share // -(-share // chunk)) if share > chunk else chunk
 
 
-def _padded(part: Tensor, chunk: int, clients: int) -> Tensor:
-    """A short chunk filled up with one of its own clients, whose further replies nobody uses."""
-    full, count = min(chunk, power_of_two(clients)), part.shape[0]
+def _padded(part: Tensor, way: Way, clients: int) -> Tensor:
+    """A short chunk filled up with one of its own clients, whose further replies nobody uses.
+
+    So that not every number of clients needs a program of its own: of those between 8 and 16, say, every second has
+    one, or where it has to be compiled every fourth.
+    """
+    step = max(1, power_of_two(clients) // WIDTHS[way.kind])
+    full, count = min(way.chunk, -(-clients // step) * step), part.shape[0]
     return torch.cat([part, part[:1].expand(full - count)]) if count < full else part
 
 
