@@ -179,6 +179,22 @@ def test_ctrl_c_ends_with_a_checkpoint(file, tmp_path):
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="locks are those of POSIX")
+def test_a_folder_has_one_process_at_a_time(file, tmp_path):
+    path = file(rounds=100_000)
+    first = fedsaddle("run", path, "--out", tmp_path / "run", cwd=tmp_path)
+    try:
+        wait_for_records(tmp_path / "run", 3)
+        code, _, err = finish(fedsaddle("resume", tmp_path / "run", cwd=tmp_path))
+        assert code == 2 and "another process is working in it" in " ".join(err.split())
+        assert first.poll() is None, "it was over before the second one came"
+    finally:
+        first.send_signal(signal.SIGINT)
+        finish(first)
+    rounds = [line["round"] for line in timeless(tmp_path / "run")]
+    assert rounds == list(range(1, len(rounds) + 1))
+
+
 def test_several_methods_side_by_side(file, tmp_path):
     text = file(rounds=6).read_text()
     head, _, tail = text.partition("[algorithm]")

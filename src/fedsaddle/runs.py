@@ -6,7 +6,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,11 +83,19 @@ def carry_out(
     """
     team = Team(job.algorithm, job.federation, job.plan, run.workers)
     team.recall(folder.calibration() if folder else {})
-    progress, saved_at, stopped = job.progress, -1, False
     if team.ranks.rank:
         with threads(run.threads):
-            progress = team.follow(progress)
+            progress = team.follow(job.progress)
         return Result(job.algorithm.solution(progress.server), job.problem, progress.server, [], progress.traffic, True)
+    with folder.held() if folder else nullcontext():
+        return _led(job, run, team, folder, watch, stop)
+
+
+def _led(
+    job: Job, run: Run, team: Team, folder: RunFolder | None, watch: Watch | None, stop: Callable[[], bool],
+) -> Result:
+    """The run in its first process."""
+    progress, saved_at, stopped = job.progress, -1, False
     records, tracking = opened(job, run, folder)
 
     def save(clients: dict[str, Tensor]) -> None:

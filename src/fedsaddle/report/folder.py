@@ -17,8 +17,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +31,14 @@ import tomli_w
 from torch import Tensor
 
 from fedsaddle.contracts import SettingError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+PATIENCE = 3.0  # seconds; the workers of a process that was killed end a moment after it
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,20 @@ class RunFolder:
                                "give another folder")
         self.path.mkdir(parents=True, exist_ok=True)
         replace_file(self.path / "run.toml", tomli_w.dumps(tables).encode())
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """For one process at a time; two would write the same rounds. It ends with the process, however that ends."""
+        if fcntl is None or not self.path.exists():
+            yield
+            return
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # some network disks cannot; better without than not at all
+                _lock(folder, self.path)
+            yield
+        finally:
+            os.close(folder)
 
     def keep(self, files: Mapping[str, str | bytes]) -> None:
         """Further files, by name: how the data were prepared."""
@@ -140,3 +164,15 @@ def replace_file(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(path)
+
+
+def _lock(folder: int, path: Path) -> None:
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise SettingError(f"run folder {str(path)!r}: another process is working in it; wait until it has "
+                                   "ended, or stop it") from None
+            time.sleep(0.05)
