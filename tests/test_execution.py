@@ -363,32 +363,44 @@ def test_trying_keeps_no_state(many, monkeypatch):
     testing.compare(got, expected, "auto against eager", 1e-9)
 
 
+class Timed:
+    """A computer whose answers take as long as `cost` says, by its own clock."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, cost, chunk, operations=10, ranks=None):
+        self.cost, self.chunk, self.length, self.ranks, self.now = cost, chunk, operations, ranks or Ranks(), 0.0
+
+    def automatic(self, ask):
+        return self.chunk
+
+    def operations(self, ask):
+        return self.length
+
+    def compute(self, ask, share, way, keep=True):
+        assert not keep
+        self.now += self.cost(share, way)
+
+
+def tried_by(computer, monkeypatch, clients, rounds, eager=None):
+    """The way that is chosen, and the seconds of all that were tried. eager: of an answer given before."""
+    monkeypatch.setattr(calibration, "time", SimpleNamespace(perf_counter=lambda: computer.now))
+    ask = SimpleNamespace(work=looks_at_all_rows, draw=ALL, ids=torch.arange(clients))
+    ways, name = Calibration(), calibration.name_of(ask)
+    ways.rounds, ways.seconds = rounds, {} if eager is None else {name: eager}
+    return ways.way(computer, ask, ask.ids), ways.report[name]["seconds"]
+
+
 def test_of_very_many_clients_a_sample_tells(monkeypatch):
     """Answering 20,000 clients eagerly, only to time it, would take longer than the whole run needs."""
-    clock, computed = SimpleNamespace(now=0.0), []
+    computed = []
 
-    class Timed:
-        ranks, device = Ranks(), torch.device("cpu")
+    def cost(share, way):
+        computed.append(len(share))
+        return len(share) * {"eager": 0.01, "traced": 0.004, "compiled": 0.002}[way.kind] * (2 - 1 / way.chunk)
 
-        def automatic(self, ask):
-            return 32
-
-        def operations(self, ask):
-            return 100
-
-        def compute(self, ask, share, way, keep=True):
-            assert not keep
-            computed.append(len(share))
-            each = {"eager": 0.01, "traced": 0.004, "compiled": 0.002}[way.kind]
-            clock.now += len(share) * each * (2 - 1 / way.chunk)
-
-    monkeypatch.setattr(calibration, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    ask = SimpleNamespace(work=looks_at_all_rows, draw=ALL, ids=torch.arange(20_000))
-    ways = Calibration()
-    ways.rounds = 2
-    assert ways.way(Timed(), ask, ask.ids) == ("compiled", 1)
-    assert set(computed) == {64}
-    found = ways.report[calibration.name_of(ask)]["seconds"]
+    way, found = tried_by(Timed(cost, 32, operations=100), monkeypatch, 20_000, rounds=2)
+    assert way == ("compiled", 1) and set(computed) == {64}
     assert found["eager 32"] == pytest.approx(20_000 * 0.01 * (2 - 1 / 32)) and found["compiled 1"] == pytest.approx(40)
 
 
@@ -400,29 +412,16 @@ def test_of_very_many_clients_a_sample_tells(monkeypatch):
 ])
 def test_compiling_is_tried_where_the_length_of_the_code_leaves_a_gain(operations, rounds, tried, monkeypatch):
     """Eager 1 s, traced 0.8 s, compiled 0.4 s an answer; compiling takes 0.04 s for an operation."""
-    clock, prepared = SimpleNamespace(now=0.0), set()
+    prepared = set()
 
-    class Timed:
-        ranks, device = Ranks(), torch.device("cpu")
+    def cost(share, way):
+        first = way not in prepared
+        prepared.add(way)
+        return {"eager": 1.0, "traced": 0.8, "compiled": 0.4}[way.kind] + \
+            (0.04 * operations if first and way.kind == "compiled" else 0)
 
-        def automatic(self, ask):
-            return 8
-
-        def operations(self, ask):
-            return operations
-
-        def compute(self, ask, share, way, keep=True):
-            if way not in prepared and way.kind == "compiled":
-                clock.now += 0.04 * operations
-            prepared.add(way)
-            clock.now += {"eager": 1.0, "traced": 0.8, "compiled": 0.4}[way.kind]
-
-    monkeypatch.setattr(calibration, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    ask = SimpleNamespace(work=looks_at_all_rows, draw=ALL, ids=torch.arange(8))
-    ways = Calibration()
-    ways.rounds, ways.seconds[calibration.name_of(ask)] = rounds, 1.0
-    ways.way(Timed(), ask, ask.ids)
-    assert list(ways.report[calibration.name_of(ask)]["seconds"]) == tried
+    _, found = tried_by(Timed(cost, 8, operations), monkeypatch, 8, rounds, eager=1.0)
+    assert list(found) == tried
 
 
 def test_chunks_are_of_equal_size_where_not_all_fit(monkeypatch):
@@ -451,26 +450,9 @@ def test_few_are_computed_for_nothing(kind, clients, computed):
 
 
 def test_smaller_chunks_are_not_tried_once_they_are_plainly_slower(monkeypatch):
-    clock = SimpleNamespace(now=0.0)
-
-    class Timed:
-        ranks, device = Ranks(), torch.device("cpu")
-
-        def automatic(self, ask):
-            return 50
-
-        def operations(self, ask):
-            return 1000
-
-        def compute(self, ask, share, way, keep=True):
-            clock.now += len(share) * {50: 0.01, 16: 0.011, 4: 0.02, 1: 0.001}[way.chunk]
-
-    monkeypatch.setattr(calibration, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    ask = SimpleNamespace(work=looks_at_all_rows, draw=ALL, ids=torch.arange(100))
-    ways = Calibration()
-    ways.rounds, ways.seconds[calibration.name_of(ask)] = 50, 1.0
-    ways.way(Timed(), ask, ask.ids)
-    assert list(ways.report[calibration.name_of(ask)]["seconds"]) == ["eager 50", "traced 50", "traced 16", "traced 4"]
+    computer = Timed(lambda share, way: len(share) * {50: 0.01, 16: 0.011, 4: 0.02, 1: 0.001}[way.chunk], 50, 1000)
+    _, found = tried_by(computer, monkeypatch, 100, rounds=50, eager=1.0)
+    assert list(found) == ["eager 50", "traced 50", "traced 16", "traced 4"]
 
 
 def test_the_length_of_traced_code_does_not_depend_on_the_number_of_steps():
@@ -594,20 +576,10 @@ def test_processes_with_unequal_shares_choose_alike(monkeypatch):
             meeting.wait()
             return found
 
-    class Timed:
-        device = torch.device("cpu")
-
-        def __init__(self, rank):
-            self.ranks = Two(rank, 2)
-
-        def automatic(self, ask):
-            return 64
-
-        def operations(self, ask):
-            return 10
-
-        def compute(self, ask, share, way, keep=True):
-            clocks.now += len(share) * (0.0015 if way.kind == "eager" else 0.001 / way.chunk)
+    def cost(share, way):
+        seconds = len(share) * (0.0015 if way.kind == "eager" else 0.001 / way.chunk)
+        clocks.now += seconds
+        return seconds
 
     ask = SimpleNamespace(work=looks_at_all_rows, draw=ALL, ids=torch.arange(300))
     found = [None, None]
@@ -616,7 +588,7 @@ def test_processes_with_unequal_shares_choose_alike(monkeypatch):
         ways = Calibration()
         ways.rounds, ways.seconds[calibration.name_of(ask)] = 7, 0.3
         with contextlib.suppress(threading.BrokenBarrierError):
-            found[rank] = ways.way(Timed(rank), ask, torch.arange(clients))
+            found[rank] = ways.way(Timed(cost, 64, ranks=Two(rank, 2)), ask, torch.arange(clients))
 
     both = [threading.Thread(target=one, args=(rank, clients)) for rank, clients in enumerate((128, 20))]
     for thread in both:
