@@ -278,6 +278,10 @@ def test_alarms_tell_saturated_and_diverging_scores():
     assert "saturated" in measured(5.0, 60.0, "sigmoid")  # all exactly 1
     assert "saturated" in measured(5.0, -60.0, "sigmoid")  # all within 1e-23 of 0, AUC still reads 'well'
     assert "saturated" in measured(3e-4, 900.0)  # differences of a few rounding steps
+    for bias in (-6.5, 6.5):  # between 0.0006 and 0.004, or as near to 1: no rounding noise yet, but hardly a slope
+        assert "all but saturated" in measured(1.0, bias, "sigmoid")
+        assert measured(1e-3, bias, "linear") == ""
+    assert measured(1.0, -4.0, "sigmoid") == ""
     assert "diverging" in measured(3e4, 0.0)
     for others in ((1e8, 0.0, 0.0), (0.0, -1e8, 0.0), (0.0, 0.0, 1e8)):
         assert "variables beside the scores are diverging" in measured(1.0, 0.0, "sigmoid", others)

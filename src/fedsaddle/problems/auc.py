@@ -187,7 +187,7 @@ class AUC:
         })}
 
     def alarms(self, measures: dict[str, float]) -> list[str]:
-        return alarms.of_scores(measures)
+        return alarms.of_scores(measures, bounded=bool(self.ranges))
 
     def named(self, z: Point) -> dict[str, Tensor]:
         net = {f"net.{name}": values.clone() for name, values in flat.named(self.net, z.x[:-2]).items()}

@@ -144,7 +144,7 @@ class Pairwise:
         })}
 
     def alarms(self, measures: dict[str, float]) -> list[str]:
-        return alarms.of_scores(measures)
+        return alarms.of_scores(measures, bounded=bool(self.ranges))
 
     def named(self, z: Point) -> dict[str, Tensor]:
         return {f"net.{name}": values.clone() for name, values in flat.named(self.net, z.x).items()}
