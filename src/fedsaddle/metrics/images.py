@@ -80,13 +80,12 @@ def combined(one: Moments, other: Moments) -> Moments:
 def frechet_distance(one: Moments, other: Moments) -> float:
     """|m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)).
 
-    C1 C2 has the eigenvalues of R C2 R with R the root of C1: symmetric, so that no root of a general matrix is needed
-    and rounding cannot make it complex.
+    The trace of that root is the sum of the singular values of C1^(1/2) C2^(1/2): roots of symmetric matrices, which
+    rounding cannot make complex, and no root of a product, in which rounding of 1e-14 would become 1e-7.
     """
-    root = _root(one.covariance)
-    shared = torch.linalg.eigvalsh(root @ other.covariance @ root).clamp(min=0).sqrt().sum()
+    shared = torch.linalg.svdvals(_root(one.covariance) @ _root(other.covariance)).sum()
     apart = (one.mean - other.mean).square().sum()
-    return float(apart + one.covariance.trace() + other.covariance.trace() - 2 * shared)
+    return max(0.0, float(apart + one.covariance.trace() + other.covariance.trace() - 2 * shared))
 
 
 def image_measures(made: Seen, real: Moments) -> dict[str, float]:
