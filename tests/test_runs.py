@@ -17,6 +17,7 @@ from fedsaddle.assemble import job_from_settings
 from fedsaddle.config import read, settle, tables_of
 from fedsaddle.contracts import SettingError
 from fedsaddle.engine.training import TIMES, Diverged
+from fedsaddle.report import folder
 from fedsaddle.report.folder import RunFolder
 from fedsaddle.runs import carry_out
 
@@ -180,19 +181,23 @@ def test_ctrl_c_ends_with_a_checkpoint(file, tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="locks are those of POSIX")
-def test_a_folder_has_one_process_at_a_time(file, tmp_path):
-    path = file(rounds=100_000)
-    first = fedsaddle("run", path, "--out", tmp_path / "run", cwd=tmp_path)
-    try:
-        wait_for_records(tmp_path / "run", 3)
-        code, _, err = finish(fedsaddle("resume", tmp_path / "run", cwd=tmp_path))
-        assert code == 2 and "another process is working in it" in " ".join(err.split())
-        assert first.poll() is None, "it was over before the second one came"
-    finally:
-        first.send_signal(signal.SIGINT)
-        finish(first)
-    rounds = [line["round"] for line in timeless(tmp_path / "run")]
-    assert rounds == list(range(1, len(rounds) + 1))
+def test_a_folder_has_one_process_at_a_time(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(folder, "PATIENCE", 0.1)
+    path, target = file(rounds=6), RunFolder(tmp_path / "run")
+    settings = settle(read(path))
+    target.create(tables_of(settings))
+    other = (f"import fcntl, os; fcntl.flock(os.open({str(target.path)!r}, os.O_RDONLY), fcntl.LOCK_EX); "
+             "print('here', flush=True); input()")
+    process = subprocess.Popen([sys.executable, "-c", other], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "here\n"
+    with pytest.raises(SettingError, match="another process is working in it"):
+        run_in_process(path, target.path)
+    assert not (target.path / "records.jsonl").exists()
+    process.kill()  # however it ends
+    process.communicate()
+    run_in_process(path, target.path)
+    run_in_process(path, tmp_path / "another")
+    assert timeless(target.path) == timeless(tmp_path / "another")
 
 
 def test_several_methods_side_by_side(file, tmp_path):
