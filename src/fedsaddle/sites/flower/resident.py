@@ -14,7 +14,9 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import httpx
 from flwr.common.constant import SubStatus
@@ -35,8 +37,55 @@ from fedsaddle.sites.flower.courier_site import carry
 
 LOOK = 0.1
 TRIES = 3
-STUCK = 120.0  # seconds to take over a message that has arrived
+STUCK = 120.0  # seconds without a further part of a message that has begun to arrive
+LOST = 3  # exit code
 READY = "resident courier"  # written once it can take messages
+
+
+class Overtaken(Exception):
+    """The message will never be whole: the SuperNode takes up the next one only when it is done with this one."""
+
+
+class Stuck(Exception):
+    """No further part of the message comes."""
+
+
+class Arriving:
+    """The SuperNode's interface while a message may still be on its way there: what is missing is asked for again.
+
+    Of a server that died a SuperNode keeps what it began to send, and Flower would wait for the rest for hours.
+    """
+
+    def __init__(self, supernode: RuntimeHttpClient, acquire: Callable[[], str]) -> None:
+        """acquire: the token of a message that waits, "" where none does."""
+        self.supernode, self.acquire = supernode, acquire
+        self.next = ""  # the token of the message that came after this one
+        self.heard, self.over, self.one = time.monotonic(), False, threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.supernode, name)
+
+    def PullMessages(self, request: Any) -> Any:
+        return self._there(lambda: self.supernode.PullMessages(request), lambda found: bool(found.messages_list))
+
+    def PullObject(self, request: Any) -> Any:
+        return self._there(lambda: self.supernode.PullObject(request),
+                           lambda found: found.object_available or not found.object_found)
+
+    def _there(self, ask: Callable[[], Any], is_there: Callable[[Any], bool]) -> Any:
+        """Called by several threads at once, for the parts of one message."""
+        while True:
+            found = ask()
+            if is_there(found):
+                self.heard = time.monotonic()
+                return found
+            with self.one:
+                if not self.over:
+                    self.next = self.acquire()
+                self.over = self.over or bool(self.next) or time.monotonic() - self.heard > STUCK
+                if self.over:
+                    raise Overtaken if self.next else Stuck
+            time.sleep(LOOK)
 
 
 def reach(address: str, *more: ProtobufClientInterceptor) -> RuntimeHttpClient:
@@ -53,15 +102,20 @@ def serve(address: str, pid: int, secret: bytes) -> None:
     signing = SuperExecAuthHttpInterceptor(master_secret=secret,
                                            protected_methods=frozenset({"/flwr.proto.Runtime/AcquireTask"}))
     supernode = reach(address, signing)
-    print(READY, flush=True)
-    while alive(pid):
+
+    def acquire() -> str:
         try:
             taken = supernode.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
         except httpx.TransportError:
-            time.sleep(LOOK)
-            continue
-        if taken.HasField("task") and taken.token:
-            handle(address, taken.token)
+            return ""
+        return str(taken.token) if taken.HasField("task") else ""
+
+    print(READY, flush=True)
+    token = ""
+    while alive(pid):
+        token = token or acquire()
+        if token:
+            token = handle(address, token, acquire)
         else:
             time.sleep(LOOK)
 
@@ -74,27 +128,27 @@ def alive(pid: int) -> bool:
     return True
 
 
-def handle(address: str, token: str) -> None:
-    """One message. Nothing that it holds may end this process."""
+def handle(address: str, token: str, acquire: Callable[[], str]) -> str:
+    """One message, and the token of the one that overtook it, if one did."""
     supernode = reach(address, RuntimeTokenHttpInterceptor(token))
+    arriving = Arriving(supernode, acquire)
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(supernode))
     heartbeat.start()
-    # What a server that died did not finish sending, Flower waits for for hours: rather end, and be started again.
-    stuck = threading.Timer(STUCK, os._exit, (3,))
-    stuck.daemon = True
-    stuck.start()
     try:
-        message, context, _, _ = pull_task_input(supernode)
-        stuck.cancel()
+        message, context, _, _ = pull_task_input(cast(RuntimeHttpClient, arriving))
         push_message(supernode, carry(message, context), context)
         push_task_output(supernode, context, SubStatus.COMPLETED, "")
-    except Exception as error:
-        print(f"a message was lost between the courier and its SuperNode: {type(error).__name__}", flush=True)
+    except Overtaken:
+        print("a message was never sent to its end; the next one is taken", flush=True)
         push_task_output(supernode, None, SubStatus.FAILED, "")  # reports its own failure
+    except Exception as error:
+        # The SuperNode would wait for the answer for ever: whoever started us both starts us again.
+        print(f"a message was lost between the courier and its SuperNode: {type(error).__name__}", flush=True)
+        os._exit(LOST)
     finally:
-        stuck.cancel()
         heartbeat.stop()
         supernode.close()
+    return arriving.next
 
 
 if __name__ == "__main__":
