@@ -84,7 +84,7 @@ def held_out(clients: Clients, share: float, seed: int) -> tuple[Clients, Client
     if int(size.min()) < 2:
         raise SettingError(f"data.hold_out = {share}: client {int(size.argmin())} has one row only, which cannot be "
                            "both kept and held out; leave it out, or take fewer clients")
-    count = (share * size).round().long().clamp(min=1).minimum(size - 1)
+    count = (share * size.double()).round().long().clamp(min=1).minimum(size - 1)
     owner = torch.arange(len(size)).repeat_interleave(size)
     order = torch.argsort(owner + streams.stream(key(seed, 9), len(owner)).double(), stable=True)
     held = torch.zeros(len(owner), dtype=torch.bool)
