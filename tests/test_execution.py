@@ -32,7 +32,7 @@ from fedsaddle.engine.calibration import Calibration
 from fedsaddle.engine.programs import segments, spreading
 from fedsaddle.engine.programs.products import write_out_small_products
 from fedsaddle.engine.programs.spreading import spread
-from fedsaddle.engine.programs.tracing import Opaque, trace
+from fedsaddle.engine.programs.tracing import Opaque, simplify, trace
 from fedsaddle.engine.ranks import PartnerLost, Ranks
 from fedsaddle.engine.training import one_round
 from fedsaddle.maths.trees import leaves
@@ -83,6 +83,40 @@ def test_any_number_of_steps_is_the_same_few_functions(name):
         testing.compare(*(testing.finished(job) for job in ends), f"{steps} steps, traced", 1e-12)
         counts.append(len(ends[1].federation.engine.bodies.functions["traced"]))
     assert counts[0] == counts[1] <= 4
+
+
+def test_however_many_steps_a_work_has_its_gradients_are_computed_as_often_while_it_is_traced(monkeypatch):
+    plain, calls, counts = Opaque.__init__, [], []
+
+    def counting(self, function, kind):
+        plain(self, lambda *values: calls.append(0) or function(*values), kind)
+
+    monkeypatch.setattr(Opaque, "__init__", counting)
+    for steps in (3, 40):
+        calls.clear()
+        job, _ = start(testing.trial("cdma-nc", steps=steps, asked=None), rounds=1, execution="traced")
+        one_round(job.algorithm, job.federation, job.progress)
+        counts.append(len(calls))
+    assert counts[0] == counts[1] > 0
+
+
+def test_what_is_computed_twice_is_computed_once_but_never_what_is_drawn():
+    """Two losses of one net, say, have its outputs in common."""
+
+    def function(x):
+        return [x.tanh().sum(), 2 * x.tanh(), torch.rand_like(x), torch.rand_like(x)]
+
+    x = torch.randn(3)
+    module = trace(function, [x])
+    assert operations(module, "tanh") == operations(module, "rand_like") == 2
+    simplify(module)
+    assert (operations(module, "tanh"), operations(module, "rand_like")) == (1, 2)
+    total, twice, one, other = module(x)
+    assert torch.equal(twice, 2 * x.tanh()) and torch.equal(total, x.tanh().sum()) and not torch.equal(one, other)
+
+
+def operations(module, name):
+    return sum(f"aten.{name}." in str(node.target) for node in module.graph.nodes)
 
 
 def test_gradients_that_do_not_need_each_other_share_a_segment(monkeypatch):

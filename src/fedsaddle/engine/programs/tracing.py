@@ -52,8 +52,14 @@ class Opaque:
             return self.function(*values)
         if any(map(torch._is_functional_tensor, values)):  # they have no proxies: they would be taken for constants
             raise Untraceable("it changes a tensor in place beside a gradient")
+        # A work's steps are all of a kind: the first is computed, for the shapes of its results, and stands for all.
+        known = mode.tracer.__dict__.setdefault("known_gradients", {})
+        name = (self.kind, *((value.shape, value.stride(), value.dtype) for value in values))
         with disable_proxy_modes_tracing():
-            results = tuple(self.function(*values))
+            if name not in known:
+                known[name] = tuple(self.function(*values))
+            results = tuple(torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=one.device).zero_()
+                            for one in known[name])
         proxies = pytree.tree_map(mode.tracer.unwrap_proxy, values)
         node = mode.tracer.create_proxy("call_function", self, proxies, {})
         return track_tensor_tree(results, node, constant=None, tracer=mode.tracer)
@@ -109,12 +115,15 @@ def shape_of(node: fx.Node) -> tuple[Any, ...]:
 
 
 def simplify(module: fx.GraphModule, fold: bool = False) -> None:
-    """Leave out what computes nothing: views that keep the shape, transposes that cancel.
+    """Leave out what computes nothing: views that keep the shape, transposes that cancel, what is known already.
 
     fold: constants are made once, not at every call; a compiler would rather see them made.
     """
     graph = module.graph
+    known: dict[Any, fx.Node] = {}
     for node in list(graph.nodes):
+        if node.op == "call_function" and _repeats(node, known):
+            continue
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
         name = node.target._schema.name.removeprefix("aten::")
@@ -132,8 +141,23 @@ def simplify(module: fx.GraphModule, fold: bool = False) -> None:
     module.recompile()
 
 
+def _repeats(node: fx.Node, known: dict[Any, fx.Node]) -> bool:
+    """Whether an earlier node is the same, which then stands for both: two losses of one net share its outputs."""
+    if isinstance(node.target, Opaque) or _random(node):
+        return False
+    same = known.setdefault((node.target, repr((node.args, node.kwargs))), node)
+    if same is node:
+        return False
+    node.replace_all_uses_with(same)
+    return True
+
+
+def _random(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
 def _constant(node: fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded not in node.target.tags and "val" in node.meta  # type: ignore[union-attr]
+    return not _random(node) and "val" in node.meta
 
 
 def _fold(module: fx.GraphModule, node: fx.Node) -> None:
