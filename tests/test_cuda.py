@@ -11,6 +11,7 @@ from fedsaddle import testing
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.contracts import ALL, Cohort, Point
 from fedsaddle.engine import calibration
+from fedsaddle.engine.programs import bodies
 from fedsaddle.engine.training import one_round
 from fedsaddle.maths import keys, streams
 from fedsaddle.participation import Participation
@@ -101,6 +102,17 @@ def test_traced_on_cuda_equals_the_reference_on_the_cpu(name):
 def test_compiled_on_cuda_equals_the_reference_on_the_cpu(name):
     pytest.importorskip("triton", reason="compiled programs need triton on a GPU")
     testing.check_traced(testing.trial(name), testing.auc_case(), execution="compiled", device="cuda")
+
+
+@pytest.mark.parametrize("execution", ["traced", "compiled"])
+@pytest.mark.parametrize("name", ["cdma-ada", "codasca", "drfa", "extra-step-local-sgd"])
+def test_steps_that_are_captured_one_by_one_equal_the_reference_on_the_cpu(name, execution, monkeypatch):
+    """As those of works of hundreds of steps are."""
+    if execution == "compiled":
+        pytest.importorskip("triton", reason="compiled programs need triton on a GPU")
+    monkeypatch.setattr(bodies, "LONG", 1)
+    testing.check_traced(testing.trial(name), testing.CASES[ALGORITHMS[name].cases[0]](), execution=execution,
+                         device="cuda")
 
 
 @pytest.mark.parametrize("name", ["codasca", "cdma-ada", "drfa", "cycp-pairwise"])

@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent / "contenders"))
-import own_convolutions as own
 import torch
 import where
-from own_convolutions import Blocks, Form
 from torch import Tensor
 
 from fedsaddle.assemble import job_from_settings
 from fedsaddle.config import settle
-from fedsaddle.engine.programs import bodies
+from fedsaddle.engine.programs import convolutions, segments
+from fedsaddle.engine.programs import kernels as own
+from fedsaddle.engine.programs.kernels import Blocks, Form
 from fedsaddle.maths.trees import leaves
 from fedsaddle.studies import study
 
@@ -53,9 +53,9 @@ NETS: dict[str, list[Form]] = {  # as the recipes ask for them: rows, clients, c
     "lenet5": [form(10, 16, 1, 28, 6, 5, 1, 2), form(10, 16, 6, 14, 16, 5)],
     "cnn": [form(10, 16, 3, 32, 32, 3), form(10, 16, 32, 15, 64, 3), form(10, 16, 64, 6, 64, 3)],
 }
-TRIED = [Blocks(16, 64, 32, 4, 3), Blocks(16, 128, 32, 4, 3), Blocks(16, 256, 16, 4, 3), Blocks(32, 64, 32, 4, 3),
-         Blocks(32, 128, 32, 4, 3), Blocks(64, 64, 32, 4, 3), Blocks(64, 128, 32, 4, 3), Blocks(64, 128, 32, 8, 3),
-         Blocks(64, 64, 64, 4, 2), Blocks(128, 64, 32, 8, 3), Blocks(128, 128, 32, 8, 3)]
+TRIED = [Blocks(16, 128, 32, 4, 3), Blocks(16, 256, 32, 4, 3), Blocks(32, 64, 32, 4, 3), Blocks(32, 128, 32, 4, 3),
+         Blocks(32, 256, 32, 8, 3), Blocks(64, 64, 32, 4, 3), Blocks(64, 128, 32, 4, 3), Blocks(64, 128, 32, 4, 4),
+         Blocks(64, 256, 32, 8, 3), Blocks(128, 64, 32, 4, 4), Blocks(128, 128, 32, 8, 3), Blocks(128, 128, 32, 8, 4)]
 COMPILERS = 14  # processes
 
 
@@ -103,11 +103,9 @@ def ways(one: Form, x: Tensor, y: Tensor, w: Tensor) -> dict[str, dict[str, Call
     last = grouped(*(part.to(memory_format=torch.channels_last) for part in (x, y, w)), one.G)
     parts = [grouped(x[:, g * one.A : (g + 1) * one.A].contiguous(), y[:, g * one.C : (g + 1) * one.C].contiguous(),
                      w[g * one.C : (g + 1) * one.C].contiguous(), 1) for g in range(one.G)]
-    sizes = {"y": (one.C, one.N * one.P * one.Q), "x": (one.A, one.N * one.H * one.V),
-             "w": (one.C, one.A * one.I * one.J)}
     return {what: {"grouped": whole[what], "channels last": last[what],
                    "one by one": lambda what=what: [part[what]() for part in parts],
-                   "own": lambda what=what: ours(one, x, y, w, what, own.blocks_for(*sizes[what]))}
+                   "own": lambda what=what: ours(one, x, y, w, what, convolutions.blocks_for(what, one))}
             for what in ("y", "x", "w")}
 
 
@@ -119,7 +117,7 @@ def ours(one: Form, x: Tensor, y: Tensor, w: Tensor, what: str, blocks: Blocks) 
 
 def tried(one: Form, what: str) -> list[Blocks]:
     rows = {"y": one.C, "x": one.A, "w": one.C}[what]
-    return [blocks for blocks in TRIED if blocks.rows < 2 * max(16, rows)]
+    return [blocks for blocks in TRIED if max(16, min(rows, 128)) / 2 <= blocks.rows < 2 * max(16, rows)]
 
 
 def prepare(one: Form, what: str, blocks: Blocks) -> None:
@@ -166,14 +164,9 @@ def layers(nets: list[str], tune: bool) -> list[dict[str, Any]]:
 
 def rounds(given: argparse.Namespace) -> dict[str, Any]:
     """A method of a recipe, with the library's convolutions and with ours."""
-    plain, found, ends = bodies.op_by_op, {}, []
-
-    def with_own(segment: Any, values: list[Tensor]) -> Any:
-        own.written_in(segment)
-        return plain(segment, values)
-
-    for name, finish in (("library", plain), ("own", with_own)):
-        bodies.op_by_op = finish
+    found, ends, write = {}, [], segments.write_in_own_convolutions
+    for name in ("library", "own"):
+        segments.write_in_own_convolutions = write if name == "own" else lambda module: None
         job = job_from_settings(settle(study.load(given.recipe).tables, [
             *given.set, "run.device=cuda", "run.execution=traced"]), given.method)
         began = time.perf_counter()
@@ -187,7 +180,6 @@ def rounds(given: argparse.Namespace) -> dict[str, Any]:
         found[name] = {"milliseconds": (time.perf_counter() - began) / given.rounds * 1e3, "first_three": first}
         print(f"{given.recipe} {given.method}, {name}: {found[name]['milliseconds']:.1f} ms a round, "
               f"the first three {first:.1f} s", flush=True)
-    bodies.op_by_op = plain
     found["apart"] = max(float((one - other).abs().max() / one.abs().max().clamp(min=1e-30))
                          for one, other in zip(*ends, strict=True))
     print(f"after one round {found['apart']:.1e} apart, as a share of the largest number")

@@ -188,7 +188,7 @@ class Simulation:
         states = () if self.states.stateless else self.states.read(chunk.ids)
         shape, message = self._shape(ask, part, way), self._message(ask, part)
         task = Task(ask.work, ask.personal, shape, part.shape[0])
-        if self.device.type == "cuda" and way.kind != EAGER:
+        if self.device.type == "cuda" and way.kind != EAGER and not task.long:
             return self._replayed(ask, way, task, chunk, message, states)
         chunk, message = map_leaves(lambda leaf: sent(leaf, self.device), (chunk, message))
         return self._step(ask, way, task, chunk, message, states)

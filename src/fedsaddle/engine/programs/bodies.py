@@ -14,6 +14,7 @@ from fedsaddle.contracts import Oracle, Work
 from fedsaddle.data.clients import Clients
 from fedsaddle.engine.draws import Drawn, Shape, data_of, draw_batches
 from fedsaddle.engine.programs import compiling
+from fedsaddle.engine.programs.capture import each_captured
 from fedsaddle.engine.programs.segments import op_by_op, program
 from fedsaddle.engine.programs.tracing import Opaque, Untraceable, trace
 from fedsaddle.maths.trees import leaves, map_leaves, with_leaves
@@ -21,6 +22,7 @@ from fedsaddle.maths.trees import leaves, map_leaves, with_leaves
 EAGER, TRACED, COMPILED = "eager", "traced", "compiled"
 KINDS = (EAGER, TRACED, COMPILED)
 Body = Callable[[Any, Any, Drawn], tuple[Any, Any]]  # message, states, batches -> replies, states
+LONG = 16  # local steps; of a longer work every step is a graph of its own, since capturing takes as long as running
 MOST = 64  # programs kept; a work that needs more shapes than that is better off without
 
 
@@ -31,6 +33,10 @@ class Task(NamedTuple):
     personal: tuple[str, ...]
     shape: Shape
     clients: int
+
+    @property
+    def long(self) -> bool:
+        return self.shape.minibatches > LONG
 
 
 class Bodies:
@@ -89,7 +95,9 @@ class Bodies:
                 work, form = self._traced(task, message, states, drawn, repeated=True)
             finish = compiling.compiled if kind == COMPILED else op_by_op
             table = compiling.decompositions() if kind == COMPILED else None
-            made = program(work, finish, self.functions.setdefault(kind, {}), table)
+            stepwise = task.long and any(leaf.device.type == "cuda" for leaf in leaves((message, drawn)))
+            functions = self.functions.setdefault(f"{kind}, step by step" if stepwise else kind, {})
+            made = program(work, each_captured(finish) if stepwise else finish, functions, table, compact=stepwise)
         except Untraceable:
             raise
         except Exception as error:  # torch's tracer raises what it likes; the eager way needs none of it

@@ -9,12 +9,29 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
+from fedsaddle.engine.programs.segments import Finish, Finished
 from fedsaddle.engine.programs.tracing import Untraceable
 
 AHEAD = 64  # calls that the host may be ahead of the device
 WARM_UPS = 3  # libraries choose their algorithms and get their workspaces before anything is recorded
+
+
+def each_captured(finish: Finish) -> Finish:
+    """Finish segments as graphs of their own."""
+
+    def finished(segment: fx.GraphModule, values: list[Tensor]) -> Finished:
+        function, found = finish(segment, values)
+        graph = Captured(function, values)
+
+        def captured_step(*values: Tensor) -> Sequence[Tensor]:  # a node of a trace is a function with a name
+            return graph(*values)
+
+        captured_step.operations = getattr(function, "operations", 1)  # type: ignore[attr-defined]
+        return captured_step, found
+
+    return finished
 
 
 class Captured:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, fx, nn
 
+from fedsaddle.engine.programs.convolutions import write_in_own_convolutions
 from fedsaddle.engine.programs.tracing import Opaque, Untraceable, hold, like, shape_of, simplify, trace
 
 Finished = tuple[Callable[..., Sequence[Tensor]], Sequence[Tensor]]  # what runs a segment, and results of its shapes
@@ -36,8 +37,12 @@ class Cut(NamedTuple):
 
 def program(
     work: fx.GraphModule, finish: Finish, functions: dict[Any, Finished], decompositions: Any = None,
+    compact: bool = False,
 ) -> fx.GraphModule:
-    """The traced work as a module that calls its segments. `functions`: those finished already; new ones are added."""
+    """The traced work as a module that calls its segments. `functions`: those finished already; new ones are added.
+
+    compact: whoever calls a segment gives it tensors without gaps, wherever its inputs lie.
+    """
     cut = cut_at_gradients(work.graph)
     results = _results(cut)
     graph, root, known = fx.Graph(), nn.Module(), {}
@@ -52,6 +57,7 @@ def program(
     for segment in cut.segments:
         positions = results[segment.kind]
         values = [examples[node] if node in examples else like(node) for node in segment.inputs]
+        values = [value.contiguous() for value in values] if compact else values
         key = (segment.kind, *positions, *(value.stride() for value in values))
         if key not in functions:
             functions[key] = finish(_function(segment, positions, decompositions, values), values)
@@ -183,6 +189,7 @@ def _attribute(module: nn.Module, name: str) -> Tensor:
 def op_by_op(segment: fx.GraphModule, values: list[Tensor]) -> Finished:
     """Finish a segment without compiling it."""
     simplify(segment, fold=True)
+    write_in_own_convolutions(segment)
     forward = segment.forward
 
     def gradient_step(*values: Tensor) -> Sequence[Tensor]:

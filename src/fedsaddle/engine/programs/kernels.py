@@ -1,4 +1,4 @@
-"""One convolution for each client, as kernels of our own (Triton): the candidates of convolutions.py.
+"""One convolution for each client on a GPU, as kernels of our own. Needs triton, which comes with torch for CUDA.
 
 vmap makes of a convolution with weights of each client a grouped one, and libraries are slow at those. Here a group is
 a product of matrices whose left side are the weights, whose right side is read from the images as it is needed:
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor, fx
+from torch import Tensor
 
 
 class Form(NamedTuple):
@@ -48,9 +48,9 @@ class Blocks(NamedTuple):
 
 
 @triton.jit
-def _correlated(x, w, y, N: tl.constexpr, G: tl.constexpr, A: tl.constexpr, H: tl.constexpr, V: tl.constexpr,
-                C: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, I: tl.constexpr, J: tl.constexpr, S: tl.constexpr,
-                PAD: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):
+def _correlated(x, w, y, G, N: tl.constexpr, A: tl.constexpr, H: tl.constexpr, V: tl.constexpr, C: tl.constexpr,
+                P: tl.constexpr, Q: tl.constexpr, I: tl.constexpr, J: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr,
+                BC: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):
     K: tl.constexpr = A * I * J
     m, c, g = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC), tl.program_id(2)
     n, r = m // (P * Q), m % (P * Q)
@@ -70,9 +70,9 @@ def _correlated(x, w, y, N: tl.constexpr, G: tl.constexpr, A: tl.constexpr, H: t
 
 
 @triton.jit
-def _spread(y, w, x, N: tl.constexpr, G: tl.constexpr, A: tl.constexpr, H: tl.constexpr, V: tl.constexpr,
-            C: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, I: tl.constexpr, J: tl.constexpr, S: tl.constexpr,
-            PAD: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):
+def _spread(y, w, x, G, N: tl.constexpr, A: tl.constexpr, H: tl.constexpr, V: tl.constexpr, C: tl.constexpr,
+            P: tl.constexpr, Q: tl.constexpr, I: tl.constexpr, J: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr,
+            BC: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):
     # With a stride, pixels of one remainder meet the same weights, every S-th: each remainder is a product of its own.
     DOWN: tl.constexpr = (H + S - 1) // S
     ACROSS: tl.constexpr = (V + S - 1) // S
@@ -137,7 +137,7 @@ def precision() -> str:
 def correlated(x: Tensor, w: Tensor, form: Form, blocks: Blocks) -> Tensor:
     y = x.new_empty(form.N, form.G * form.C, form.P, form.Q)
     grid = (triton.cdiv(form.N * form.P * form.Q, blocks.columns), triton.cdiv(form.C, blocks.rows), form.G)
-    _correlated[grid](x, w, y, *form, blocks.rows, blocks.columns, blocks.terms, precision(), num_warps=blocks.warps,
+    _correlated[grid](x, w, y, form.G, form.N, *form[2:], *blocks[:3], precision(), num_warps=blocks.warps,
                       num_stages=blocks.stages)
     return y
 
@@ -146,7 +146,7 @@ def spread(y: Tensor, w: Tensor, form: Form, blocks: Blocks) -> Tensor:
     x = y.new_empty(form.N, form.G * form.A, form.H, form.V)
     pixels = form.N * triton.cdiv(form.H, form.S) * triton.cdiv(form.V, form.S)  # of one remainder
     grid = (form.S**2 * triton.cdiv(pixels, blocks.columns), triton.cdiv(form.A, blocks.rows), form.G)
-    _spread[grid](y, w, x, *form, blocks.rows, blocks.columns, blocks.terms, precision(), num_warps=blocks.warps,
+    _spread[grid](y, w, x, form.G, form.N, *form[2:], *blocks[:3], precision(), num_warps=blocks.warps,
                   num_stages=blocks.stages)
     return x
 
@@ -160,92 +160,6 @@ def weighed(x: Tensor, y: Tensor, form: Form, blocks: Blocks, programs: int = 52
     share = triton.cdiv(steps, max(1, min(steps, programs // (tiles * form.G)))) * blocks.terms
     parts = triton.cdiv(length, share)
     w = x.new_empty(parts, form.G * form.C, form.A, form.I, form.J)
-    _weighed[(tiles, parts, form.G)](x, y, w, *form, share, blocks.rows, blocks.columns, blocks.terms, precision(),
+    _weighed[(tiles, parts, form.G)](x, y, w, *form, share, *blocks[:3], precision(),
                                      num_warps=blocks.warps, num_stages=blocks.stages)
     return w[0] if parts == 1 else w.sum(0)
-
-
-# In a trace.
-
-aten = torch.ops.aten
-TERMS = 32  # of a product at a time
-
-
-def written_in(module: fx.GraphModule) -> int:
-    """Put these kernels in the place of a trace's grouped convolutions. How many there were."""
-    graph, count = module.graph, 0
-    for node in list(graph.nodes):
-        if node.target is aten.convolution.default:
-            x, w, bias, stride, pad, dilation, transposed, _, groups = node.args
-            if not _suits(x, stride, pad, dilation, groups):
-                continue
-            with graph.inserting_before(node):
-                found = graph.call_function(_forward, (x, w, form_of(node, x, w, stride, pad, transposed, groups),
-                                                       transposed))
-                if bias is not None:
-                    found = graph.call_function(_with_bias, (found, bias))
-        elif node.target is aten.convolution_backward.default:
-            above, x, w, _, stride, pad, dilation, transposed, _, groups, wanted = node.args
-            if not _suits(x, stride, pad, dilation, groups):
-                continue
-            with graph.inserting_before(node):
-                found = graph.call_function(_backward, (
-                    above, x, w, form_of(above, x, w, stride, pad, transposed, groups), transposed, tuple(wanted)))
-        else:
-            continue
-        found.meta = dict(node.meta)
-        node.replace_all_uses_with(found)
-        count += 1
-    graph.eliminate_dead_code()
-    module.recompile()
-    return count
-
-
-def _suits(x: fx.Node, stride: list[int], pad: list[int], dilation: list[int], groups: int) -> bool:
-    value = x.meta["val"]
-    return groups > 1 and value.dim() == 4 and value.dtype == torch.float32 and set(dilation) == {1} and \
-        len(set(stride)) == 1 and len(set(pad)) == 1
-
-
-def form_of(
-    result: fx.Node, x: fx.Node, w: fx.Node, stride: list[int], pad: list[int], transposed: bool, groups: int,
-) -> Form:
-    """result: the convolution, or whatever has its shape."""
-    large, small = (result, x) if transposed else (x, result)
-    (n, a, h, v), (_, c, p, q) = large.meta["val"].shape, small.meta["val"].shape
-    i, j = w.meta["val"].shape[2:]
-    return Form(n, groups, a // groups, h, v, c // groups, p, q, i, j, stride[0], pad[0])
-
-
-def blocks_for(rows: int, columns: int) -> Blocks:
-    """Of a product with so many rows and columns a group."""
-    tall = 16 if rows <= 16 else 32 if rows <= 32 else 64
-    wide = 128 if columns >= 4096 else 64
-    return Blocks(tall, wide, TERMS, 4, 3)
-
-
-def _forward(x: Tensor, w: Tensor, form: Form, transposed: bool) -> Tensor:
-    form = Form(*form)
-    x, w = x.contiguous(), w.contiguous()
-    if transposed:
-        return spread(x, w, form, blocks_for(form.A, form.N * form.H * form.V))
-    return correlated(x, w, form, blocks_for(form.C, form.N * form.P * form.Q))
-
-
-def _with_bias(found: Tensor, bias: Tensor) -> Tensor:
-    return found + bias[:, None, None]
-
-
-def _backward(
-    above: Tensor, x: Tensor, w: Tensor, form: Form, transposed: bool, wanted: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
-    form = Form(*form)
-    above, x, w = above.contiguous(), x.contiguous(), w.contiguous()
-    of_x = of_w = None
-    if wanted[0]:
-        of_x = correlated(above, w, form, blocks_for(form.C, form.N * form.P * form.Q)) if transposed else \
-            spread(above, w, form, blocks_for(form.A, form.N * form.H * form.V))
-    if wanted[1]:
-        large, small = (above, x) if transposed else (x, above)
-        of_w = weighed(large, small, form, blocks_for(form.C, form.A * form.I * form.J)).view_as(w)
-    return of_x, of_w, above.sum((0, 2, 3)) if wanted[2] else None
