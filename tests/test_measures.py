@@ -470,6 +470,7 @@ def test_a_classifier_is_trained_kept_and_judges(trained):
     score = {name: inception_score(each.probabilities, 1)[0] for name, each in seen.items()}
     fid = {name: frechet_distance(each.moments, found.real) for name, each in seen.items()}
     assert score["real"] > 6 and score["one digit"] < 2 and score["noise"] < score["real"]
+    assert found.about["score"] == pytest.approx(inception_score(seen["real"].probabilities, 10)[0], rel=1e-6)
     assert fid["real"] < fid["one digit"] and fid["real"] < fid["noise"]
 
 

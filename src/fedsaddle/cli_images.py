@@ -51,7 +51,8 @@ def classifier(
         found = classifiers.train_classifier(made.load(seed), source.name, net.name, net.settings, epochs=epochs,
                                              seed=seed, device=device_of(Run(device=device)), track=_bar)
     classifiers.save(found, path)
-    out.print(f"test accuracy {number(found.about['accuracy'])}; classifier: {path}", soft_wrap=True)
+    out.print(f"test accuracy {number(found.about['accuracy'])}, Inception Score of the test images "
+              f"{number(found.about['score'])}; classifier: {path}", soft_wrap=True)
 
 
 def images(
@@ -78,6 +79,8 @@ def images(
     measures = image_measures(judged(found.judge, _bar(made.split(SLICE), "judging images")), found.real)
     for name, value in measures.items():
         out.print(f"{name}: {number(value)}")
+    if "score" in found.about:  # older files have none
+        out.print(f"of real test images: inception_score {number(found.about['score'])}")
 
 
 def add_to(app: typer.Typer) -> None:

@@ -17,7 +17,7 @@ from torch.nn import functional
 from fedsaddle.contracts import Rows, SettingError
 from fedsaddle.data.dataset import DataSet
 from fedsaddle.data.store import cache
-from fedsaddle.metrics.images import Moments, judged
+from fedsaddle.metrics.images import Moments, inception_score, judged
 from fedsaddle.models import MODELS, build
 
 SLICE = 250  # images judged at once
@@ -76,7 +76,12 @@ def train_classifier(
              "epochs": epochs, "seed": seed}
     blank = Classifier(net.eval(), Moments(0, torch.zeros(0), torch.zeros(0)), known)
     real = judged(blank.judge, track(train.inputs.split(SLICE), "features of the training images")).moments
-    return Classifier(net, real, {**known, "accuracy": accuracy(blank, data.test)})
+    return Classifier(net, real, {**known, "accuracy": accuracy(blank, data.test), "score": score(blank, data.test)})
+
+
+def score(classifier: Classifier, rows: Rows) -> float:
+    """The Inception Score of real images: about the most that a generator's can reach."""
+    return inception_score(judged(classifier.judge, rows.inputs.split(SLICE)).probabilities, min(10, len(rows.inputs)))[0]
 
 
 @torch.no_grad()
