@@ -473,13 +473,14 @@ def test_chunks_are_of_equal_size_where_not_all_fit(monkeypatch):
     assert engine.automatic(ask) == 84  # twelve
 
 
-@pytest.mark.parametrize("kind, clients, computed", [
-    ("traced", 5, 5), ("traced", 9, 10), ("traced", 10, 10), ("traced", 16, 16), ("traced", 100, 112),
-    ("compiled", 5, 6), ("compiled", 9, 12), ("compiled", 16, 16), ("compiled", 3, 3), ("traced", 300, 200)])
-def test_few_are_computed_for_nothing(kind, clients, computed):
+@pytest.mark.parametrize("kind, device, clients, computed", [
+    ("traced", "cpu", 5, 5), ("traced", "cpu", 9, 10), ("traced", "cpu", 10, 10), ("traced", "cpu", 16, 16),
+    ("traced", "cpu", 100, 112), ("traced", "cpu", 300, 200), ("compiled", "cpu", 5, 6), ("compiled", "cpu", 9, 12),
+    ("compiled", "cpu", 16, 16), ("compiled", "cpu", 3, 3), ("traced", "cuda", 5, 6), ("traced", "cuda", 9, 12)])
+def test_few_are_computed_for_nothing(kind, device, clients, computed):
     """Numbers of clients near each other share a program; 5 of them cost no more than 6."""
     everyone = torch.arange(clients)
-    chunk = simulation._padded(everyone[:200], calibration.Way(kind, 200), clients)
+    chunk = simulation._padded(everyone[:200], calibration.Way(kind, 200), clients, device)
     assert len(chunk) == computed and chunk[: min(clients, 200)].tolist() == everyone[:200].tolist()
 
 

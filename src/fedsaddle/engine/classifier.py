@@ -81,7 +81,8 @@ def train_classifier(
 
 def score(classifier: Classifier, rows: Rows) -> float:
     """The Inception Score of real images: about the most that a generator's can reach."""
-    return inception_score(judged(classifier.judge, rows.inputs.split(SLICE)).probabilities, min(10, len(rows.inputs)))[0]
+    seen = judged(classifier.judge, rows.inputs.split(SLICE))
+    return inception_score(seen.probabilities, min(10, seen.moments.rows))[0]
 
 
 @torch.no_grad()

@@ -131,7 +131,7 @@ class Simulation:
         alone = self.ranks.size == 1 and share.shape[0] == ask.ids.shape[0]
         for part in self._chunks(ask, share, way):
             count = part.shape[0]
-            whole = part if way.kind == EAGER else _padded(part, way, share.shape[0])
+            whole = part if way.kind == EAGER else _padded(part, way, share.shape[0], self.device.type)
             if alone and whole is share:  # everyone at once, in order
                 chunk = Chunk(ask.ids, keys, *weights)
             else:
@@ -266,13 +266,13 @@ class Simulation:
         return -(-share // -(-share // chunk)) if share > chunk else chunk
 
 
-def _padded(part: Tensor, way: Way, clients: int) -> Tensor:
+def _padded(part: Tensor, way: Way, clients: int, device: str) -> Tensor:
     """A short chunk filled up with one of its own clients, whose further replies nobody uses.
 
     So that not every number of clients needs a program of its own: of those between 8 and 16, say, every second has
-    one, or where it has to be compiled every fourth.
+    one, or every fourth where it has to be compiled or captured.
     """
-    step = max(1, power_of_two(clients) // WIDTHS[way.kind])
+    step = max(1, power_of_two(clients) // WIDTHS[COMPILED if device == "cuda" else way.kind])
     full, count = min(way.chunk, -(-clients // step) * step), part.shape[0]
     return torch.cat([part, part[:1].expand(full - count)]) if count < full else part
 
