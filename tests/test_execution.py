@@ -29,7 +29,7 @@ from fedsaddle.config import Run
 from fedsaddle.contracts import ALL, Cohort, Draw, Point
 from fedsaddle.engine import calibration, crew, simulation, team
 from fedsaddle.engine.calibration import Calibration
-from fedsaddle.engine.programs import segments, spreading
+from fedsaddle.engine.programs import segments, spreading, tracing
 from fedsaddle.engine.programs.products import write_out_small_products
 from fedsaddle.engine.programs.spreading import spread
 from fedsaddle.engine.programs.tracing import Opaque, simplify, trace
@@ -113,6 +113,32 @@ def test_what_is_computed_twice_is_computed_once_but_never_what_is_drawn():
     assert (operations(module, "tanh"), operations(module, "rand_like")) == (1, 2)
     total, twice, one, other = module(x)
     assert torch.equal(twice, 2 * x.tanh()) and torch.equal(total, x.tanh().sum()) and not torch.equal(one, other)
+
+
+def written_alone(x):
+    return [(2 * x).reciprocal_().tanh_()]
+
+
+def written_beside_a_view(x):
+    y = 2 * x
+    return [y.view(-1), y.add_(1)]
+
+
+def written_through_a_view(x):
+    y = 2 * x
+    return [y.view(-1).add_(1), y]
+
+
+@pytest.mark.parametrize("function, recordings", [
+    (written_alone, 1), (written_beside_a_view, 2), (written_through_a_view, 2)])
+def test_what_is_written_in_place_is_traced_as_it_happens(function, recordings, monkeypatch):
+    calls, plain = [], tracing._recorded
+    monkeypatch.setattr(tracing, "_recorded", lambda *given: calls.append(0) or plain(*given))
+    x = torch.randn(2, 3)
+    module = trace(function, [x])
+    for found, expected in zip(module(x), function(x), strict=True):
+        assert torch.equal(found, expected)
+    assert len(calls) == recordings and not any("_." in str(node.target) for node in module.graph.nodes)
 
 
 def operations(module, name):

@@ -83,8 +83,22 @@ def _recorded(function: Function, values: Sequence[Tensor], decompositions: Any)
         module = make_fx(function, decomposition_table=decompositions)(*apart)
     for node in module.graph.nodes:
         node.target = RESHAPED.get(node.target, node.target)
+        if node.op == "call_function" and _mutates(node.target) and _is_its_own(*node.args[:1]):
+            node.target = _plain(node.target)
     module.graph.eliminate_dead_code()
     return module
+
+
+def _is_its_own(value: Any = None) -> bool:
+    """Whether a value is fresh memory that one operation alone sees."""
+    schema = getattr(getattr(value, "target", None), "_schema", None)
+    return schema is not None and len(value.users) == 1 and all(one.alias_info is None for one in schema.returns)
+
+
+def _plain(target: Any) -> Any:
+    """The operation that gives what this one writes in place; the same one if there is none."""
+    name, overload = target._schema.name.removeprefix("aten::"), target._overloadname
+    return getattr(getattr(aten, name.removesuffix("_"), None), overload, target)
 
 
 def _in_place(module: fx.GraphModule) -> list[fx.Node]:
