@@ -18,6 +18,7 @@ from fedsaddle.engine.programs.tracing import Opaque, Untraceable, hold, like, s
 
 Finished = tuple[Callable[..., Sequence[Tensor]], Sequence[Tensor]]  # what runs a segment, and results of its shapes
 Finish = Callable[[fx.GraphModule, list[Tensor]], Finished]
+Gradients = dict[Any, fx.GraphModule]  # by kind and the shapes of what they are given
 CALLS = "call_function"
 
 
@@ -47,6 +48,7 @@ def program(
     results = _results(cut)
     graph, root, known = fx.Graph(), nn.Module(), {}
     examples: dict[fx.Node, Tensor] = {}  # a compiler may lay a result out otherwise than the trace did
+    gradients: Gradients = {}
     for node in work.graph.nodes:
         if node.op == "placeholder":
             known[node] = graph.node_copy(node)
@@ -60,7 +62,7 @@ def program(
         values = [value.contiguous() for value in values] if compact else values
         key = (segment.kind, *positions, *(value.stride() for value in values))
         if key not in functions:
-            functions[key] = finish(_function(segment, positions, decompositions, values), values)
+            functions[key] = finish(_function(segment, positions, decompositions, values, gradients), values)
         function, found = functions[key]
         call = graph.call_function(function, tuple(known[node] for node in segment.inputs))
         for place, position in enumerate(positions):
@@ -133,7 +135,7 @@ def _results(cut: Cut) -> dict[tuple[Any, ...], list[int]]:
 
 
 def _function(
-    segment: Segment, positions: list[int], decompositions: Any, values: Sequence[Tensor],
+    segment: Segment, positions: list[int], decompositions: Any, values: Sequence[Tensor], gradients: Gradients,
 ) -> fx.GraphModule:
     """The segment with the operations of its gradients written out. values: its inputs, as they will be laid out."""
     graph, root = fx.Graph(), nn.Module()
@@ -145,9 +147,11 @@ def _function(
     for node in segment.nodes:
         if isinstance(node.target, Opaque):
             inputs: list[Any] = list(node.args)
-            inner = trace(node.target.function, [laid_out[one] if one in laid_out else like(one) for one in inputs],
-                          decompositions)
-            known[node] = _inlined(graph, root, inner, [known[one] for one in inputs])
+            given = [laid_out[one] if one in laid_out else like(one) for one in inputs]
+            kind = (node.target.kind, *((one.shape, one.stride(), one.dtype) for one in given))
+            if kind not in gradients:
+                gradients[kind] = trace(node.target.function, given, decompositions)
+            known[node] = _inlined(graph, root, gradients[kind], [known[one] for one in inputs])
         elif node.target is operator.getitem and isinstance(known[node.args[0]], tuple):
             known[node] = known[node.args[0]][node.args[1]]
         else:
