@@ -21,12 +21,14 @@ aten = torch.ops.aten
 FORM = "int[] form"  # kernels.Form
 TERMS = 32  # of a product at a time
 FEW_CHANNELS, FEW_PIXELS = 16, 16
+TF32 = (8, 0)  # compute capability
 
 
 @functools.cache
 def available() -> bool:
-    """Whether the kernels can be had; the first time, they become operations of torch."""
-    if importlib.util.find_spec("triton") is None:
+    """Whether the kernels can be had, on an NVIDIA GPU with TF32; the first time, they become operations of torch."""
+    if importlib.util.find_spec("triton") is None or torch.version.cuda is None or not torch.cuda.is_available() or \
+            torch.cuda.get_device_capability() < TF32:
         return False
     for name, (function, fake) in {"correlated": (_correlated, _small), "spread": (_spread, _large),
                                    "weighed": (_weighed, _weights)}.items():
