@@ -29,7 +29,7 @@ from fedsaddle.config import Run
 from fedsaddle.contracts import ALL, Cohort, Draw, Point
 from fedsaddle.engine import calibration, crew, simulation, team
 from fedsaddle.engine.calibration import Calibration
-from fedsaddle.engine.programs import segments, spreading, tracing
+from fedsaddle.engine.programs import convolutions, segments, spreading, tracing
 from fedsaddle.engine.programs.products import write_out_small_products
 from fedsaddle.engine.programs.spreading import spread
 from fedsaddle.engine.programs.tracing import Opaque, simplify, trace
@@ -116,28 +116,32 @@ def test_what_is_computed_twice_is_computed_once_but_never_what_is_drawn():
 
 
 def written_alone(x):
-    return [(2 * x).reciprocal_().tanh_()]
+    return [(2 * x).reciprocal_()]
+
+
+def written_with_its_type(x):
+    return [(2 * x).gt_(0)]
 
 
 def written_beside_a_view(x):
     y = 2 * x
-    return [y.view(-1), y.add_(1)]
+    return [y.view(-1), y.reciprocal_()]
 
 
 def written_through_a_view(x):
     y = 2 * x
-    return [y.view(-1).add_(1), y]
+    return [y.view(-1).reciprocal_(), y]
 
 
 @pytest.mark.parametrize("function, recordings", [
-    (written_alone, 1), (written_beside_a_view, 2), (written_through_a_view, 2)])
+    (written_alone, 1), (written_with_its_type, 2), (written_beside_a_view, 2), (written_through_a_view, 2)])
 def test_what_is_written_in_place_is_traced_as_it_happens(function, recordings, monkeypatch):
     calls, plain = [], tracing._recorded
     monkeypatch.setattr(tracing, "_recorded", lambda *given: calls.append(0) or plain(*given))
     x = torch.randn(2, 3)
     module = trace(function, [x])
     for found, expected in zip(module(x), function(x), strict=True):
-        assert torch.equal(found, expected)
+        assert found.dtype == expected.dtype and torch.equal(found, expected)
     assert len(calls) == recordings and not any("_." in str(node.target) for node in module.graph.nodes)
 
 
@@ -497,6 +501,13 @@ def test_chunks_are_of_equal_size_where_not_all_fit(monkeypatch):
     assert engine.automatic(ask) == 85
     ask.ids = torch.arange(1000)
     assert engine.automatic(ask) == 84  # twelve
+
+
+@pytest.mark.parametrize("rows, clients, fits", [
+    (32, 10, True), (32, 1023, True), (32, 1024, False), (1, 65536, False)])
+def test_convolutions_of_more_places_than_32_bits_count_are_left_to_the_library(rows, clients, fits):
+    side, channels = (32, 64) if rows == 32 else (4, 1)
+    assert convolutions.fits([rows, clients, channels, side, side, channels, side, side, 3, 3, 1, 1]) == fits
 
 
 @pytest.mark.parametrize("kind, device, clients, computed", [

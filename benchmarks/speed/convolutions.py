@@ -53,9 +53,9 @@ NETS: dict[str, list[Form]] = {  # as the recipes ask for them: rows, clients, c
     "lenet5": [form(10, 16, 1, 28, 6, 5, 1, 2), form(10, 16, 6, 14, 16, 5)],
     "cnn": [form(10, 16, 3, 32, 32, 3), form(10, 16, 32, 15, 64, 3), form(10, 16, 64, 6, 64, 3)],
 }
-TRIED = [Blocks(16, 128, 32, 4, 3), Blocks(16, 256, 32, 4, 3), Blocks(32, 64, 32, 4, 3), Blocks(32, 128, 32, 4, 3),
-         Blocks(32, 256, 32, 8, 3), Blocks(64, 64, 32, 4, 3), Blocks(64, 128, 32, 4, 3), Blocks(64, 128, 32, 4, 4),
-         Blocks(64, 256, 32, 8, 3), Blocks(128, 64, 32, 4, 4), Blocks(128, 128, 32, 8, 3), Blocks(128, 128, 32, 8, 4)]
+TRIED = [Blocks(16, 64, 32, 4, 3), Blocks(16, 128, 32, 4, 3), Blocks(16, 256, 16, 4, 3), Blocks(32, 64, 32, 4, 3),
+         Blocks(32, 128, 32, 4, 3), Blocks(64, 64, 32, 4, 3), Blocks(64, 128, 32, 4, 3), Blocks(64, 128, 32, 8, 3),
+         Blocks(64, 64, 64, 4, 2), Blocks(128, 64, 32, 8, 3), Blocks(128, 128, 32, 8, 3)]
 COMPILERS = 14  # processes
 
 
@@ -117,7 +117,7 @@ def ours(one: Form, x: Tensor, y: Tensor, w: Tensor, what: str, blocks: Blocks) 
 
 def tried(one: Form, what: str) -> list[Blocks]:
     rows = {"y": one.C, "x": one.A, "w": one.C}[what]
-    return [blocks for blocks in TRIED if max(16, min(rows, 128)) / 2 <= blocks.rows < 2 * max(16, rows)]
+    return [blocks for blocks in TRIED if blocks.rows < 2 * max(16, rows)]
 
 
 def prepare(one: Form, what: str, blocks: Blocks) -> None:

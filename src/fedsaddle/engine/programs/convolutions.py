@@ -22,6 +22,7 @@ FORM = "int[] form"  # kernels.Form
 TERMS = 32  # of a product at a time
 FEW_CHANNELS, FEW_PIXELS = 16, 16
 TF32 = (8, 0)  # compute capability
+MOST_NUMBERS, MOST_GROUPS = 1 << 31, 1 << 16  # places are counted in 32 bits, and a grid has 16 in its third direction
 
 
 @functools.cache
@@ -58,6 +59,12 @@ def _known(x: Any, stride: Any, pad: Any, dilation: Any, groups: Any) -> bool:
         {*dilation} == {1} and len({*stride}) == len({*pad}) == 1 and available()
 
 
+def fits(form: list[int]) -> bool:
+    """Whether the kernels can count all places of the images and weights."""
+    n, g, a, h, v, c, p, q, i, j, *_ = form
+    return g < MOST_GROUPS and g * max(n * a * h * v, n * c * p * q, c * a * i * j) < MOST_NUMBERS
+
+
 def correlates_faster(form: list[int]) -> bool:
     _, _, a, _, _, _, p, q, i, _, stride, _ = form
     return a < FEW_CHANNELS or p * q <= FEW_PIXELS or stride > 1 or i > 3
@@ -71,7 +78,7 @@ def spreads_faster(form: list[int]) -> bool:
 def _forward(graph: fx.Graph, node: fx.Node) -> None:
     x, w, bias, stride, pad, _, transposed, _, groups = node.args
     form = _form(node, x, w, stride, pad, transposed, groups)
-    if not (spreads_faster if transposed else correlates_faster)(form):
+    if not fits(form) or not (spreads_faster if transposed else correlates_faster)(form):
         return
     ours = torch.ops.fedsaddle.spread.default if transposed else torch.ops.fedsaddle.correlated.default
     with graph.inserting_before(node):
@@ -89,6 +96,8 @@ def _backward(graph: fx.Graph, node: fx.Node) -> None:
     """By the weights always by our kernel, and by the inputs where that is faster."""
     above, x, w, sizes, stride, pad, dilation, transposed, further, groups, _ = node.args
     form = _form(above, x, w, stride, pad, transposed, groups)
+    if not fits(form):
+        return
     large, small = (above, x) if transposed else (x, above)
     ours, by_inputs = torch.ops.fedsaddle, (correlates_faster if transposed else spreads_faster)(form)
     for user in list(node.users):

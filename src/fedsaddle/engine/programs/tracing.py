@@ -32,6 +32,7 @@ RESHAPED: dict[Any, Any] = {  # only the shape is set in place; later nodes refe
     aten.unsqueeze_.default: aten.unsqueeze.default, aten.transpose_.default: aten.transpose.int,
     aten.t_.default: aten.t.default,
 }
+WRITTEN: dict[Any, Any] = {aten.reciprocal_.default: aten.reciprocal.default}  # by torch's gradient of a group norm
 
 
 class Untraceable(RuntimeError):
@@ -83,22 +84,16 @@ def _recorded(function: Function, values: Sequence[Tensor], decompositions: Any)
         module = make_fx(function, decomposition_table=decompositions)(*apart)
     for node in module.graph.nodes:
         node.target = RESHAPED.get(node.target, node.target)
-        if node.op == "call_function" and _mutates(node.target) and _is_its_own(*node.args[:1]):
-            node.target = _plain(node.target)
+        if node.target in WRITTEN and _is_its_own(node.args[0]):
+            node.target = WRITTEN[node.target]
     module.graph.eliminate_dead_code()
     return module
 
 
-def _is_its_own(value: Any = None) -> bool:
+def _is_its_own(value: Any) -> bool:
     """Whether a value is fresh memory that one operation alone sees."""
-    schema = getattr(getattr(value, "target", None), "_schema", None)
+    schema = getattr(value.target, "_schema", None)
     return schema is not None and len(value.users) == 1 and all(one.alias_info is None for one in schema.returns)
-
-
-def _plain(target: Any) -> Any:
-    """The operation that gives what this one writes in place; the same one if there is none."""
-    name, overload = target._schema.name.removeprefix("aten::"), target._overloadname
-    return getattr(getattr(aten, name.removesuffix("_"), None), overload, target)
 
 
 def _in_place(module: fx.GraphModule) -> list[fx.Node]:
@@ -136,9 +131,7 @@ def simplify(module: fx.GraphModule, fold: bool = False) -> None:
     graph = module.graph
     known: dict[Any, fx.Node] = {}
     for node in list(graph.nodes):
-        if node.op == "call_function" and _repeats(node, known):
-            continue
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        if node.op != "call_function" or _repeats(node, known) or not isinstance(node.target, torch._ops.OpOverload):
             continue
         name = node.target._schema.name.removeprefix("aten::")
         first = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
