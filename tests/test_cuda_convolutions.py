@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from fedsaddle.engine.programs import convolutions, segments
+from fedsaddle.engine.programs import compiling, convolutions, segments
 from fedsaddle.engine.programs.tracing import trace
 
 pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device"),
@@ -72,9 +72,18 @@ def test_gradients_are_the_librarys_where_each_does_what_it_is_good_at(name):
     close(found, expected)
 
 
-def traced(name):
+@pytest.mark.parametrize("name", NETS)
+def test_compiled_works_have_ours_for_large_kernels_only(name):
+    module, values, expected = traced(name, compiling.decompositions())
+    found = compiling.compiled(module, values)[1]
+    kernels = [layer.kernel_size[0] for layer in NETS[name][0] if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d)]
+    assert counted(module, "fedsaddle.weighed") == sum(side > compiling.SMALL for side in kernels)
+    close(found, expected)
+
+
+def traced(name, decompositions=None):
     function, values = gradients(*NETS[name])
-    module = trace(function, values)
+    module = trace(function, values, decompositions)
     assert counted(module, "aten.convolution") > 0
     return module, values, function(*(value.double() for value in values))
 

@@ -30,6 +30,7 @@ from fedsaddle.contracts import ALL, Cohort, Draw, Point
 from fedsaddle.engine import calibration, crew, simulation, team
 from fedsaddle.engine.calibration import Calibration
 from fedsaddle.engine.programs import convolutions, segments, spreading, tracing
+from fedsaddle.engine.programs.compiling import compiled_function
 from fedsaddle.engine.programs.products import write_out_small_products
 from fedsaddle.engine.programs.spreading import spread
 from fedsaddle.engine.programs.tracing import Opaque, simplify, trace
@@ -375,6 +376,30 @@ def test_compiled_equals_the_reference():
     testing.compare(got, testing.finished(start(method, rounds=3, engine="reference")[0]), "compiled", 1e-9)
     assert [one["kind"] for one in report(job).values()] == ["compiled"] * len(report(job))
     assert len(job.federation.engine.bodies.functions["compiled"]) <= 3
+
+
+@COMPILER
+@pytest.mark.parametrize(("numbers", "looked_up"), [(10, 1), (100_000, 0)])
+def test_what_was_compiled_once_is_found_again_unless_it_holds_much_data(numbers, looked_up, monkeypatch, tmp_path):
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    rows = torch.arange(float(numbers))
+
+    def gathered(places: torch.Tensor, scale: torch.Tensor) -> list[torch.Tensor]:
+        return [rows[places] * scale + 1]
+
+    given = [torch.tensor([3, 1]), torch.tensor([2.0, 5.0])]
+    found = []
+    for _ in range(2):
+        before = dict(counters["inductor"])
+        run = compiled_function(gathered, given)
+        found.append([counters["inductor"][f"fxgraph_cache_{what}"] - before.get(f"fxgraph_cache_{what}", 0)
+                      for what in ("miss", "hit")])
+        assert torch.equal(run(*given)[0], torch.tensor([7.0, 6.0]))
+    assert found == [[looked_up, 0], [0, looked_up]]
+    rows += 1  # other data are another function
+    assert torch.equal(compiled_function(gathered, given)(*given)[0], torch.tensor([9.0, 11.0]))
 
 
 def test_what_does_not_compile_is_computed_eagerly_and_told(monkeypatch):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fedsaddle.engine.programs.convolutions import write_in_own_convolutions
 from fedsaddle.engine.programs.products import INNER, write_out_small_products
 from fedsaddle.engine.programs.segments import Finished
 from fedsaddle.engine.programs.spreading import fill_up_concatenations, spread
@@ -19,6 +20,8 @@ from fedsaddle.engine.programs.tracing import Function, Untraceable, simplify, t
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 KEPT = 1 << 30
+SMALL = 3  # pixels a side of convolutions at which the library is faster among compiled operations
+NAMED = 1 << 12  # numbers among a segment's constants; all of them are part of the name under which it is kept
 
 
 def decompositions() -> Any:
@@ -33,7 +36,6 @@ def decompositions() -> Any:
 def compiled(segment: fx.GraphModule, values: list[Tensor]) -> Finished:
     """Finish a segment by compiling it for exactly these shapes. Needs a C++ compiler on a CPU, triton on a GPU."""
     from torch._inductor import config  # noqa: PLC0415
-    from torch._inductor.compile_fx import compile_fx_inner  # noqa: PLC0415
 
     options: dict[str, Any] = {
         "cpp.threads": torch.get_num_threads(), "compile_threads": 1,
@@ -43,13 +45,14 @@ def compiled(segment: fx.GraphModule, values: list[Tensor]) -> Finished:
     try:
         spread(segment)
         if any(value.device.type == "cuda" for value in values):
+            write_in_own_convolutions(segment, beyond=SMALL)
             write_out_small_products(segment)
             fill_up_concatenations(segment)
             options |= {"unroll_reductions_threshold": INNER + 1,  # sums written out are elementwise
                         "combo_kernels": True}  # what does not depend on each other is one launch
         with config.patch(options), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it advises a lower precision
-            run: Any = compile_fx_inner(segment, values)
+            run: Any = _compiled_once(segment, values)
             found = run(list(values))
     except Exception as error:  # whatever a compiler may raise, a slower way exists
         raise Untraceable(f"it does not compile: {_first_line(error)}") from error
@@ -59,6 +62,25 @@ def compiled(segment: fx.GraphModule, values: list[Tensor]) -> Finished:
         return results
 
     return compiled_step, found
+
+
+def _compiled_once(segment: fx.GraphModule, values: list[Tensor]) -> Any:
+    """Compiled, or taken from what inductor has on disk of segments that any process has compiled before.
+
+    It looks there only while tracing, for inputs that have shapes and no values.
+    """
+    from torch._guards import TracingContext, tracing  # noqa: PLC0415
+    from torch._inductor.compile_fx import compile_fx_inner  # noqa: PLC0415
+    from torch._subclasses import FakeTensorMode  # noqa: PLC0415
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: PLC0415
+
+    constants = {node.target: getattr(segment, str(node.target)) for node in segment.graph.nodes
+                 if node.op == "get_attr"}
+    if sum(constant.numel() for constant in constants.values()) > NAMED:  # a draw's are the rows of all clients
+        return compile_fx_inner(segment, values)
+    shapes = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    with tracing(TracingContext(shapes)):
+        return compile_fx_inner(segment, [shapes.from_tensor(value, static_shapes=True) for value in values])
 
 
 def compiled_function(function: Function, values: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:

@@ -39,24 +39,29 @@ def available() -> bool:
     return True
 
 
-def write_in_own_convolutions(module: fx.GraphModule) -> None:
-    """Our kernels in the place of grouped convolutions of a trace, and of their gradients, where they are faster."""
+def write_in_own_convolutions(module: fx.GraphModule, beyond: int = 0) -> None:
+    """Our kernels in the place of grouped convolutions of a trace, and of their gradients, where they are faster.
+
+    beyond: convolutions with weights of so many pixels a side, and fewer, stay the library's.
+    """
     graph = module.graph
     for node in list(graph.nodes):
         given: Any = node.args
-        if node.target is aten.convolution.default and _known(given[0], given[3], given[4], given[5], given[8]):
+        if node.target is aten.convolution.default and \
+                _known(given[0], given[1], given[3], given[4], given[5], given[8], beyond):
             _forward(graph, node)
-        elif node.target is aten.convolution_backward.default and _known(given[1], given[4], given[5], given[6],
-                                                                         given[9]):
+        elif node.target is aten.convolution_backward.default and \
+                _known(given[1], given[2], given[4], given[5], given[6], given[9], beyond):
             _backward(graph, node)
     graph.eliminate_dead_code()
     module.recompile()
 
 
-def _known(x: Any, stride: Any, pad: Any, dilation: Any, groups: Any) -> bool:
+def _known(x: Any, w: Any, stride: Any, pad: Any, dilation: Any, groups: Any, beyond: int) -> bool:
     value = value_of(x)
     return groups > 1 and value.device.type == "cuda" and value.dtype == torch.float32 and value.dim() == 4 and \
-        {*dilation} == {1} and len({*stride}) == len({*pad}) == 1 and available()
+        {*dilation} == {1} and len({*stride}) == len({*pad}) == 1 and max(value_of(w).shape[2:]) > beyond and \
+        available()
 
 
 def fits(form: list[int]) -> bool:

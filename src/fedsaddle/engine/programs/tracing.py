@@ -83,6 +83,7 @@ def _recorded(function: Function, values: Sequence[Tensor], decompositions: Any)
     with torch.no_grad(), tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
         module = make_fx(function, decomposition_table=decompositions)(*apart)
     for node in module.graph.nodes:
+        node.type = None  # an annotation, which a compiler cannot write down where it is a text
         node.target = RESHAPED.get(node.target, node.target)
         if node.target in WRITTEN and _is_its_own(node.args[0]):
             node.target = WRITTEN[node.target]
