@@ -16,11 +16,12 @@ DOCS = Path(__file__).parent.parent / "docs" / "results"
 def keep(source: Path, name: str) -> None:
     target = DOCS / name
     shutil.rmtree(target, ignore_errors=True)
-    (target / "plots").mkdir(parents=True)
+    target.mkdir(parents=True)
     page = (source / "README.md").read_text(encoding="utf-8")
     for file in ("README.md", "table.csv", "curves.csv", "results.json", "study.json"):
         shutil.copy(source / file, target / file)
-    for picture in re.findall(r"\]\((plots/[^)]+)\)", page):
+    for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page):
+        (target / picture).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source / picture, target / picture)
 
 

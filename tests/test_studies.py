@@ -240,6 +240,16 @@ def test_a_miniature_is_smaller_and_says_so(small):
         reproduce.planned(study.load(str(small)), None, quick=True, only=(), assignments=())
 
 
+def test_a_page_shows_what_a_generator_made_with_the_first_seed(small, tmp_path):
+    plan = reproduce.planned(study.load(str(small)), 2, quick=False, only=(), assignments=())
+    for seed in (0, 1):
+        (tmp_path / "NC" / f"seed-{seed}").mkdir(parents=True)
+        (tmp_path / "NC" / f"seed-{seed}" / "images.png").write_bytes(b"")
+    page = text.markdown(plan, reproduce.results(plan, tmp_path), tmp_path)
+    assert "| NC |\n| --- |\n| ![NC](NC/seed-0/images.png) |" in page
+    assert "Averaged/seed-0" not in page and "seed-1/images" not in page
+
+
 def test_a_page_says_what_was_not_as_in_the_recipe_and_not_how_it_was_computed(small, tmp_path):
     changes = ["run.threads=2", "run.rounds=2", "overrides.NC.run.chunk=1", "model.name=linear"]
     for assignments, told in (([], False), (changes[:1], False), (changes, True)):

@@ -33,6 +33,10 @@ def markdown(plan: Plan, got: Results, out: Path) -> str:
     pictures = [path.relative_to(out) for measure in shown for path in sorted(out.glob(f"plots/curve-{measure}-*.svg"))]
     if pictures:
         parts.append("## Pictures\n\n" + "\n\n".join(f"![{path.stem}]({path.as_posix()})" for path in pictures))
+    made = {line.label: path for line in got.lines for path in sorted((out / line.label).glob("seed-*/images.png"))[:1]}
+    if made:
+        parts.append("## Generated images\n\nAt the end of each method's first seed.\n\n" + _table([list(made), [
+            f"![{label}]({path.relative_to(out).as_posix()})" for label, path in made.items()]]))
     if study.departures:
         parts.append(f"## Setting\n\n{study.departures}")
     return "\n\n".join(parts) + "\n"
