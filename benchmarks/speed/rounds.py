@@ -1,10 +1,11 @@
 """Milliseconds a round of single methods of recipes, in ways of one's choice, one after the other in one process.
 
     python benchmarks/speed/rounds.py cdma/gan-mnist:CDMA-ADA [--ways traced,compiled] [--convolutions usual,library]
-        [--set run.device=cuda ...] [--rounds 10] [--json FILE]
+        [--set run.device=cuda ...] [--inductor force_layout_optimization=true ...] [--rounds 10] [--json FILE]
 
 convolutions: on a GPU, `usual` has kernels of our own where FedSaddle chooses them, `library` none, `ours` wherever
-traced works have them, among compiled operations too. Prints Markdown; the first round, with all preparation, apart.
+traced works have them, among compiled operations too. inductor: further settings of the compiler, on a GPU. Prints
+Markdown; the first round, with all preparation, apart.
 """
 
 from __future__ import annotations
@@ -76,10 +77,12 @@ def main() -> None:
     parser.add_argument("--ways", default="traced,compiled")
     parser.add_argument("--convolutions", default="usual")
     parser.add_argument("--set", action="append", default=[], dest="sets")
+    parser.add_argument("--inductor", action="append", default=[], help="name=value, as JSON")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
+    compiling.ON_GPU |= {name: json.loads(value) for name, _, value in (one.partition("=") for one in given.inductor)}
     found = []
     print("| method | way | convolutions | first round, s | a round, ms |\n|---|---|---|---|---|", flush=True)
     for name in given.methods:
@@ -90,7 +93,8 @@ def main() -> None:
                 print(f"| {name} | {', '.join(one['ran'])} | {which} | {one['first_seconds']:.1f} | "
                       f"{one['milliseconds']:.1f} |", flush=True)
     if given.json:
-        about = {"torch": torch.__version__, "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None}
+        about = {"torch": torch.__version__, "inductor": given.inductor,
+                 "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None}
         given.json.write_text(json.dumps({**about, "rounds": found}, indent=1) + "\n", encoding="utf-8")
 
 

@@ -22,6 +22,10 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 KEPT = 1 << 30
 SMALL = 3  # pixels a side of convolutions at which the library is faster among compiled operations
 NAMED = 1 << 12  # numbers among a segment's constants; all of them are part of the name under which it is kept
+ON_GPU: dict[str, Any] = {  # of inductor
+    "unroll_reductions_threshold": INNER + 1,  # sums written out are elementwise
+    "combo_kernels": True,  # what does not depend on each other is one launch
+}
 
 
 def decompositions() -> Any:
@@ -48,8 +52,7 @@ def compiled(segment: fx.GraphModule, values: list[Tensor]) -> Finished:
             write_in_own_convolutions(segment, beyond=SMALL)
             write_out_small_products(segment)
             fill_up_concatenations(segment)
-            options |= {"unroll_reductions_threshold": INNER + 1,  # sums written out are elementwise
-                        "combo_kernels": True}  # what does not depend on each other is one launch
+            options |= ON_GPU
         with config.patch(options), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it advises a lower precision
             run: Any = _compiled_once(segment, values)
