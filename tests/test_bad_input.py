@@ -44,6 +44,7 @@ BASE = {
     ("participation.respond={name='first-responders', low=0.9, high=0.6}", ["low = 0.9", "high = 0.6"]),
     ("participation.answer=x", ["participation.answer", "no such setting"]),
     ("rounds=3", ["--set 'rounds=3'", "section.key=value"]),
+    ("algorithms.CODASCA-*.eta=1", ["algorithms.CODASCA-*.eta=1", "no method is called so", "write algorithm"]),
 ])
 def test_wrong_settings(assignment, words, tmp_path, monkeypatch):
     from fedsaddle.assemble import job_from_settings

@@ -7,7 +7,8 @@ import pytest
 from fedsaddle import recipes
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.assemble import job_from_settings
-from fedsaddle.config import read, settle, tables_of
+from fedsaddle.config import method, read, settle, tables_of
+from fedsaddle.contracts import SettingError
 from fedsaddle.runs import carry_out
 
 REAL = os.environ.get("FEDSADDLE_DATA")
@@ -20,12 +21,25 @@ def test_every_recipe_settles_and_survives_being_written(name):
     assert len(recipes.about(name)) > 20
 
 
+def test_one_assignment_for_all_methods_whose_labels_fit():
+    tables = read(recipes.path("codasca/cifar10-ih"))
+    plain = settle(tables)
+    changed = settle(tables, ["algorithms.CODASCA-*.eta=0.05", "overrides.*-512.run.rounds=8"])
+    for label, before in plain.algorithms.items():
+        after = changed.algorithms[label].settings
+        assert after == {**before.settings, "eta": 0.05 if label.startswith("CODASCA-") else 0.1}
+        assert method(changed, label).run.rounds == (8 if label.endswith("-512") else method(plain, label).run.rounds)
+    assert settle(tables, ["algorithms.CODASCA-?.eta=0.05"]).algorithms["CODASCA-32"].settings["eta"] == 0.1
+    with pytest.raises(SettingError, match=r"coda-\*.*no method is called so; there are CODASCA-1, CODASCA-8"):
+        settle(tables, ["algorithms.coda-*.eta=0.05"])
+
+
 @pytest.mark.parametrize("name", [name for name in recipes.names() if name.startswith("cdma/")])
 def test_methods_of_the_cdma_paper_are_compared_at_equal_floats(name):
     """S_hat times the copies of z that a client uploads is the same for all."""
     settings = settle(read(recipes.path(name)))
-    methods = settings.algorithms.values()
-    assert {method.settings["asked"] * ALGORITHMS[method.name].copies for method in methods} == {16}
+    chosen = settings.algorithms.values()
+    assert {one.settings["asked"] * ALGORITHMS[one.name].copies for one in chosen} == {16}
 
 
 @pytest.mark.skipif(not REAL, reason="FEDSADDLE_DATA names no folder with the real data")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +34,35 @@ def with_assignments(tables: Mapping[str, Any], assignments: Iterable[str]) -> d
             parsed = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
             parsed = value.strip()  # a plain word needs no quotes
-        table: Any = result
-        for key in keys[:-1]:
-            if isinstance(table, list):
-                table = table[int(key)] if key.isdigit() and int(key) < len(table) else None
-            else:
-                table = _opened(table, key)
-            if not isinstance(table, dict | list):
-                raise SettingError(f"--set {text!r}: {path} cannot be set, there is no table {key!r} to hold it")
-        if isinstance(table, list):
-            raise SettingError(f"--set {text!r}: {path} is one of a list; give its number, such as respond.0.rate")
-        table[keys[-1]] = parsed
+        for place in _meant(keys, result, text):
+            _assign(result, place, parsed, text)
     return result
+
+
+def _meant(keys: list[str], tables: Mapping[str, Any], text: str) -> list[list[str]]:
+    """The path, or those of all methods whose labels fit: `algorithms.CODASCA-*.eta`, `overrides.*.run.rounds`."""
+    if keys[0] not in ("algorithms", "overrides") or not {*keys[1]} & {"*", "?"}:
+        return [keys]
+    labels = tables.get("algorithms", {})
+    fitting = [[keys[0], label, *keys[2:]] for label in labels if fnmatchcase(label, keys[1])]
+    if not fitting:
+        raise SettingError(f"--set {text!r}: no method is called so; "
+                           + (f"there are {', '.join(labels)}" if labels else "write algorithm, there is only one"))
+    return fitting
+
+
+def _assign(table: Any, keys: list[str], value: Any, text: str) -> None:
+    path = ".".join(keys)
+    for key in keys[:-1]:
+        if isinstance(table, list):
+            table = table[int(key)] if key.isdigit() and int(key) < len(table) else None
+        else:
+            table = _opened(table, key)
+        if not isinstance(table, dict | list):
+            raise SettingError(f"--set {text!r}: {path} cannot be set, there is no table {key!r} to hold it")
+    if isinstance(table, list):
+        raise SettingError(f"--set {text!r}: {path} is one of a list; give its number, such as respond.0.rate")
+    table[keys[-1]] = value
 
 
 def _opened(table: dict[str, Any], key: str) -> Any:
