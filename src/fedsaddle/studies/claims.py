@@ -138,7 +138,10 @@ def _usable(claim: Claim, evidence: Evidence) -> tuple[str, str]:
     one, other = largest(claim.methods), largest(claim.than)
     ratio = evidence.steps[one] / evidence.steps[other]
     words = "; ".join(f"{label} {values[label]}" for label in (*claim.methods, *claim.than))
-    return (HOLDS if ratio >= claim.factor else FAILS), f"{one} against {other}, {ratio:g} times the steps ({words})"
+    measured = f"{one} against {other}, {ratio:g} times the steps ({words})"
+    if ratio < claim.factor and evidence.steps[one] == max(evidence.steps[label] for label in claim.methods):
+        return UNKNOWN, f"{one} has the most steps that were tried, and loses nothing: {measured}"
+    return (HOLDS if ratio >= claim.factor else FAILS), measured
 
 
 def _values(claim: Claim, evidence: Evidence) -> dict[str, Spread]:
