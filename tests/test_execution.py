@@ -493,6 +493,29 @@ def test_of_very_many_clients_a_sample_tells(monkeypatch):
     assert found["eager 32"] == pytest.approx(20_000 * 0.01 * (2 - 1 / 32)) and found["compiled 1"] == pytest.approx(40)
 
 
+def test_of_clients_with_very_much_to_do_one_tells(monkeypatch):
+    """512 local steps: an answer takes 36 s eagerly, and would be given eight times only to find out."""
+    computed = []
+
+    def cost(share, way):
+        computed.append(len(share))
+        return len(share) * {"eager": 2.25, "traced": 1.0, "compiled": 0.375}[way.kind]
+
+    way, found = tried_by(Timed(cost, 1, operations=100), monkeypatch, 16, rounds=10, eager=36.0)
+    assert way == ("compiled", 1) and set(computed) == {1}
+    assert found == {"eager 1": 36.0, "traced 1": 16.0, "compiled 1": 6.0}
+
+
+@pytest.mark.parametrize(("seconds", "answers"), [(0.5, 2), (6.0, 1)])
+def test_a_long_answer_needs_no_second_one_to_be_timed(seconds, answers):
+    ways, computer = Calibration(), Timed(None, 1)
+    ask = SimpleNamespace(work=looks_at_all_rows, draw=ALL, ids=torch.arange(4))
+    for _ in range(answers):
+        assert ways.way(computer, ask, ask.ids) is None
+        ways.tell(computer, ask, seconds)
+    assert ways.way(computer, ask, ask.ids) is not None  # no rounds are to come: nothing is tried
+
+
 @pytest.mark.parametrize("operations, rounds, tried", [
     (500, 100, ["eager 8", "traced 8", "traced 4", "traced 1", "compiled 8"]),  # 20 s of compiling, 80 s to come
     (500, 70, ["eager 8", "traced 8", "traced 4", "traced 1"]),

@@ -1,12 +1,13 @@
 """Which way an ask is computed: chosen by trying, once, in the first rounds of a run, and kept from then on.
 
-An ask is first answered eagerly, twice, and the second answer is timed: the first one warms up whatever there is. If
-enough rounds are to come, the other ways are tried on the next ask of the same work, results thrown away; a way whose
-preparation (tracing, compiling) would cost more than it can save is not tried: compiling takes as long as the code is,
-which the trace tells, and another chunk as long as the one before. Once a smaller chunk is plainly slower, still
-smaller ones are not tried. Where very many are asked, some of them tell enough, and no answer of all is given before
-the ways are tried. The choice changes a result by rounding only. It is told in words, goes into the run folder, and is
-taken up again by a resumed run, which is therefore the same to the last bit.
+An ask is first answered eagerly, twice, and the second answer is timed: the first one warms up whatever there is,
+unless it takes so long that this does not matter. If enough rounds are to come, the other ways are tried on the next
+ask of the same work, results thrown away; a way whose preparation (tracing, compiling) would cost more than it can save
+is not tried: compiling takes as long as the code is, which the trace tells, and another chunk as long as the one
+before. Once a smaller chunk is plainly slower, still smaller ones are not tried. Where very many are asked, or each has
+much to do, some of them tell enough; of very many, before an answer of all is given. The choice changes a result by
+rounding only. It is told in words, goes into the run folder, and is taken up again by a resumed run, which is therefore
+the same to the last bit.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ WORTH = 3.0  # and so many times those of the preparation, of which a new way sa
 COMPILING = 0.04  # seconds for an operation: 0.04 to 0.05 by benchmarks/speed/compiling.py, beside some to begin with
 REPEATS = 2
 PLAINLY = 1.5  # times as long
-SAMPLE = 64  # clients that are enough to tell
+SAMPLE, ENOUGH = 64, 2.0  # clients, or seconds of an eager answer, that are enough to tell
+SURE = 5.0  # seconds of an answer, beside which it does not matter what is done for the first time
 MANY = 512  # clients of one process, of whom a sample tells before all are answered
 
 
@@ -87,9 +89,10 @@ class Calibration:
 
     def tell(self, computer: Computer, ask: Ask, seconds: float) -> None:
         """How long the eager answer took; the slowest process counts."""
-        if name_of(ask) in self.warm:
-            self.seconds[name_of(ask)] = computer.ranks.largest(seconds)
-        self.warm.add(name_of(ask))
+        name, slowest = name_of(ask), computer.ranks.largest(seconds)
+        if name in self.warm or slowest > SURE:
+            self.seconds[name] = slowest
+        self.warm.add(name)
 
     def settle(self, name: str, way: Way, why: str, **more: Any) -> None:
         self.settled[name] = way
@@ -143,7 +146,9 @@ class Calibration:
 
     def _trial(self, computer: Computer, ask: Ask, share: Tensor, way: Way) -> Trial:
         """Time an answer of some, in full chunks where there are as many, after one that prepares it."""
-        sample = share[: way.chunk * max(1, SAMPLE // way.chunk)]
+        known = self.seconds.get(name_of(ask), 0.0)
+        enough = min(SAMPLE, int(len(share) * ENOUGH / known)) if known else SAMPLE
+        sample = share[: way.chunk * max(1, enough // way.chunk)]
         part = max(1, len(sample)) / max(1, len(share))
         seconds, preparation, reason = math.inf, 0.0, ""
         try:
