@@ -1,10 +1,8 @@
 """One convolution for each client on a GPU: the library's grouped kernels, a loop over clients, and kernels of our own.
 
     python benchmarks/speed/convolutions.py [--nets gan,resnet20,resnet18,lenet5,cnn] [--tune] [--out FILE.json]
-    python benchmarks/speed/convolutions.py --recipe cdma/gan-mnist --method CDMA-ADA [--set run.image_samples=0] ...
 
-Times are of replays of a CUDA graph. With --recipe, whole rounds of a method, traced, with and without our kernels, and
-how far the two lie apart. Prints Markdown. Needs triton.
+Times are of replays of a CUDA graph; rounds.py has whole rounds with and without ours. Prints Markdown. Needs triton.
 """
 
 from __future__ import annotations
@@ -13,27 +11,20 @@ import argparse
 import contextlib
 import json
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent / "contenders"))
 import torch
-import where
 from torch import Tensor
 
-from fedsaddle.assemble import job_from_settings
-from fedsaddle.config import settle
-from fedsaddle.engine.programs import convolutions, segments
+from fedsaddle.engine.programs import convolutions
 from fedsaddle.engine.programs import kernels as own
 from fedsaddle.engine.programs.kernels import Blocks, Form
-from fedsaddle.maths.trees import leaves
-from fedsaddle.studies import study
 
-REPEATED, ROUNDS = 20, 10
+REPEATED = 20
 
 
 def form(n: int, g: int, a: int, side: int, c: int, kernel: int, stride: int = 1, pad: int = 0) -> Form:
@@ -162,43 +153,15 @@ def layers(nets: list[str], tune: bool) -> list[dict[str, Any]]:
     return found
 
 
-def rounds(given: argparse.Namespace) -> dict[str, Any]:
-    """A method of a recipe, with the library's convolutions and with ours."""
-    found, ends, write = {}, [], segments.write_in_own_convolutions
-    for name in ("library", "own"):
-        segments.write_in_own_convolutions = write if name == "own" else lambda module: None
-        job = job_from_settings(settle(study.load(given.recipe).tables, [
-            *given.set, "run.device=cuda", "run.execution=traced"]), given.method)
-        began = time.perf_counter()
-        progress = where.rounds(job, job.progress, 1)
-        ends.append([leaf.double() for leaf in leaves(progress) if isinstance(leaf, Tensor) and leaf.numel() > 1])
-        progress = where.rounds(job, progress, 2)
-        torch.cuda.synchronize()
-        first, began = time.perf_counter() - began, time.perf_counter()
-        where.rounds(job, progress, given.rounds)
-        torch.cuda.synchronize()
-        found[name] = {"milliseconds": (time.perf_counter() - began) / given.rounds * 1e3, "first_three": first}
-        print(f"{given.recipe} {given.method}, {name}: {found[name]['milliseconds']:.1f} ms a round, "
-              f"the first three {first:.1f} s", flush=True)
-    found["apart"] = max(float((one - other).abs().max() / one.abs().max().clamp(min=1e-30))
-                         for one, other in zip(*ends, strict=True))
-    print(f"after one round {found['apart']:.1e} apart, as a share of the largest number")
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nets", default=",".join(NETS))
     parser.add_argument("--tune", action="store_true", help="try blocks of many sizes")
-    parser.add_argument("--recipe", help="instead of --nets; --method is one of its labels")
-    parser.add_argument("--method", default="")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--set", action="append", default=[], help="section.key=value, over the recipe")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("convolutions.py: torch finds no CUDA device")
-    results = rounds(given) if given.recipe else layers(given.nets.split(","), given.tune)
+    results = layers(given.nets.split(","), given.tune)
     if given.out:
         given.out.write_text(json.dumps({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
                                          "results": results}, indent=1) + "\n")

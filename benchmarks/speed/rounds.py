@@ -19,21 +19,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from where import rounds
 
 from fedsaddle.assemble import job_from_settings
 from fedsaddle.config import settle
 from fedsaddle.engine.programs import compiling, segments
 from fedsaddle.engine.programs.convolutions import write_in_own_convolutions
-from fedsaddle.engine.training import Progress, one_round
+from fedsaddle.engine.training import Progress
 from fedsaddle.studies import study
 
 WARM_UPS = 3
 
 
-def after(job: Any, progress: Progress, rounds: int) -> Progress:
-    for _ in range(rounds):
-        server, _ = one_round(job.algorithm, job.federation, progress)
-        progress = Progress(server, progress.round + 1, progress.traffic)
+def after(job: Any, progress: Progress, count: int) -> Progress:
+    progress = rounds(job, progress, count)
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return progress
@@ -54,7 +53,7 @@ def kernels(which: str) -> Iterator[None]:
             place.write_in_own_convolutions = usual
 
 
-def measured(name: str, way: str, which: str, sets: list[str], rounds: int) -> dict[str, Any]:
+def measured(name: str, way: str, which: str, sets: list[str], count: int) -> dict[str, Any]:
     recipe, _, label = name.partition(":")
     settings = settle(study.load(recipe).tables, ["run.image_samples=0", *sets, f"run.execution={way}"])
     with kernels(which):
@@ -64,8 +63,8 @@ def measured(name: str, way: str, which: str, sets: list[str], rounds: int) -> d
         first = time.perf_counter() - began
         progress = after(job, progress, WARM_UPS)
         began = time.perf_counter()
-        after(job, progress, rounds)
-        each = (time.perf_counter() - began) / rounds
+        after(job, progress, count)
+        each = (time.perf_counter() - began) / count
     kinds = {found["kind"] for found in job.federation.engine.calibration.report.values()}
     return {"method": name, "way": way, "ran": sorted(kinds), "convolutions": which, "set": sets,
             "first_seconds": first, "milliseconds": 1e3 * each}

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fedsaddle.engine.programs.convolutions import write_in_own_convolutions
 from fedsaddle.engine.programs.products import INNER, write_out_small_products
@@ -72,9 +74,7 @@ def _compiled_once(segment: fx.GraphModule, values: list[Tensor]) -> Any:
 
     It looks there only while tracing, for inputs that have shapes and no values.
     """
-    from torch._guards import TracingContext, tracing  # noqa: PLC0415
     from torch._inductor.compile_fx import compile_fx_inner  # noqa: PLC0415
-    from torch._subclasses import FakeTensorMode  # noqa: PLC0415
     from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: PLC0415
 
     constants = {node.target: getattr(segment, str(node.target)) for node in segment.graph.nodes
