@@ -3,12 +3,15 @@
 import csv
 import json
 import math
+import shutil
 import statistics
 
 import pytest
+from typer.testing import CliRunner
 
 from fedsaddle import recipes
 from fedsaddle.assemble import job_from_settings
+from fedsaddle.cli import app
 from fedsaddle.config import method, read, settle, tables_of
 from fedsaddle.contracts import SettingError
 from fedsaddle.studies import curves, errands, reproduce, study, text
@@ -129,6 +132,17 @@ def test_sooner_compares_rounds_and_never_counts_as_infinitely_many():
     assert verdict(runs, kind="sooner", methods=("C",), than=("C",), value=0.5).verdict == FAILS
 
 
+def test_runs_under_way_decide_nothing_that_they_may_still_change():
+    slow, over = curve(0.1, 0.2)._replace(unfinished="20 of 40 rounds"), curve(0.1, 0.6)
+    reaches = verdict({"a": [slow]}, kind="reaches", methods=("a",), value=0.5)
+    assert reaches.verdict == UNKNOWN
+    assert "unfinished: a" in reaches.detail
+    assert verdict({"a": [slow]}, kind="never reaches", methods=("a",), value=0.5).verdict == UNKNOWN
+    assert verdict({"a": [slow]}, kind="reaches", methods=("a",), value=0.5, within=20).verdict == FAILS
+    assert verdict({"a": [slow], "b": [over]}, kind="sooner", methods=("a",), than=("b",), value=0.5).verdict == UNKNOWN
+    assert verdict({"a": [slow], "b": [over]}, kind="sooner", methods=("a",), than=("b",), value=0.15).verdict == FAILS
+
+
 def test_usable_steps_are_the_most_that_lose_no_more_than_the_margin():
     runs = {"S1": [curve(0.9)], "S8": [curve(0.895)], "S32": [curve(0.85)], "P1": [curve(0.9)], "P8": [curve(0.8)]}
     steps = {"S1": 1, "S8": 8, "S32": 32, "P1": 1, "P8": 8}
@@ -232,6 +246,35 @@ def test_an_experiment_over_seeds_ends_in_the_numbers_of_its_records(small, tmp_
     other = reproduce.planned(study.load(str(small)), 2, quick=False, only=(), assignments=["run.batch_size=7"])
     with pytest.raises(SettingError, match="holds a run with other settings"):
         errands.prepare(reproduce.errands(other, out, alone=False)[0])
+
+
+def test_a_study_under_way_is_looked_at_without_running_anything(small, tmp_path):
+    out = tmp_path / "out"
+    command = ["reproduce", str(small), "--only", "NC", "--seeds", "2", "--jobs", "1", "--out", str(out)]
+    nothing = CliRunner().invoke(app, [*command, "--no-run"])
+    assert nothing.exit_code != 0 and not out.exists()
+    assert CliRunner().invoke(app, command).exit_code == 0
+    for name in ("summary.json", "final.json"):  # as a run is that was stopped after its second round
+        (out / "NC" / "seed-1" / name).unlink()
+    records = out / "NC" / "seed-1" / "records.jsonl"
+    rounds = len(records.read_text().splitlines())
+    records.write_text("".join(records.read_text().splitlines(keepends=True)[:2]))
+    for folder in (out / "NC").glob("seed-*"):
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+    plan = reproduce.planned(study.load(str(small)), 2, quick=False, only=["NC"], assignments=())
+    assert reproduce.results(plan, out).lines[0].seeds == 1  # usually it says nothing yet
+    done = CliRunner().invoke(app, [*command, "--no-run"])
+    assert done.exit_code == 0, done.output
+    assert len(records.read_text().splitlines()) == 2
+    line = json.loads((out / "results.json").read_text())["methods"]["NC"]
+    assert (line["seeds"], line["unfinished"]) == (2, [f"seed 1: 2 of {rounds} rounds"])
+    last = json.loads(records.read_text().splitlines()[-1])["measures"]["test"]["auc"]
+    assert line["value"]["values"][1] == last
+    assert f"**Unfinished**, and counted as far as they were:\n\n- NC, seed 1: 2 of {rounds} rounds" in (
+        out / "README.md").read_text()
+    other = CliRunner().invoke(app, [*command, "--no-run", "--set", "run.batch_size=7"])
+    assert "other settings" in str(other.exception) + other.output
 
 
 def test_a_miniature_is_smaller_and_says_so(small):

@@ -33,18 +33,23 @@ def add_to(app: typer.Typer) -> None:
         set_: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, over the file")] = None,
         jobs: Annotated[int | None, typer.Option(min=1, help="runs at once; as the machine has cores")] = None,
         target: Annotated[Path | None, typer.Option("--out", help="folder; results/NAME if not given")] = None,
+        no_run: Annotated[bool, typer.Option("--no-run", help="run nothing: the numbers and the page of what the "
+                                             "folder holds, unfinished runs as far as they are")] = False,
     ) -> None:
         """Run an experiment of a paper over seeds, and put its numbers and claims beside the paper's.
 
-        What is done is skipped, what was stopped goes on: call it again after Ctrl-C or a crash.
+        What is done is skipped, what was stopped goes on: call it again after Ctrl-C or a crash. While it is running,
+        --no-run in another window shows how it stands.
         """
         plan = reproduce.planned(study.load(name), seeds, quick, only or (), set_ or ())
         folder = target or Path("results") / (f"{plan.study.name}-quick" if quick else plan.study.name)
         at_once = jobs or errands.usual_jobs(plan.settings)
         whole = reproduce.errands(plan, folder, alone=at_once == 1)
-        found = carry_out(whole, at_once)
-        _complain(found.values())
-        got = reproduce.results(plan, folder)
+        if no_run:
+            errands.see_to(whole)
+        else:
+            _complain(carry_out(whole, at_once).values())
+        got = reproduce.results(plan, folder, unfinished=no_run)
         reproduce.write(plan, folder, got)
         _show(plan, got)
         written = page.write([folder], folder / "report.html", title=plan.study.about, plots=folder / "plots")
@@ -98,6 +103,8 @@ def _show(plan: reproduce.Plan, got: reproduce.Results) -> None:
     for line in got.lines:
         for death in line.died:
             out.print(f"[yellow]{line.label}, {death}[/yellow]", soft_wrap=True)
+        for how_far in line.unfinished:
+            out.print(f"[yellow]{line.label}, {how_far}: unfinished, counted as far as it is[/yellow]", soft_wrap=True)
     for verdict in got.verdicts:
         colour = COLOURS.get(verdict.verdict, "yellow")
         out.print(f"[{colour}]{verdict.verdict}[/{colour}]: {verdict.text}\n    {verdict.detail}", soft_wrap=True)

@@ -68,7 +68,10 @@ def judge(claim: Claim, evidence: Evidence) -> Verdict:
         return Verdict(claim.text, UNKNOWN, f"not run: {', '.join(missing)}")
     if not any(curve.looks for label in (*claim.methods, *claim.than) for curve in evidence.curves[label]):
         return Verdict(claim.text, UNKNOWN, "the measure is not in the records")
-    return Verdict(claim.text, *JUDGES[claim.kind](claim, evidence))
+    verdict, detail = JUDGES[claim.kind](claim, evidence)
+    unfinished = [label for label in (*claim.methods, *claim.than)
+                  if any(curve.unfinished for curve in evidence.curves[label])]
+    return Verdict(claim.text, verdict, detail + (f"; unfinished: {', '.join(unfinished)}" if unfinished else ""))
 
 
 def _compared(claim: Claim, evidence: Evidence) -> tuple[str, str]:
@@ -101,8 +104,8 @@ def _reaches(claim: Claim, evidence: Evidence) -> tuple[str, str]:
         taken = [of.rounds_to(curve, claim.value, evidence.higher, claim.within) for curve in evidence.curves[label]]
         hits = sum(math.isfinite(rounds) for rounds in taken)
         wanted = 0 if never else len(taken)
-        short = [curve for curve, rounds in zip(evidence.curves[label], taken, strict=True) if math.isinf(rounds)
-                 and math.isfinite(claim.within) and curve.looks and curve.looks[-1].round < claim.within]
+        short = [curve for curve, rounds in zip(evidence.curves[label], taken, strict=True)
+                 if math.isinf(rounds) and _may_still(claim, curve)]
         some = 0 < hits < len(taken)
         verdicts.append(UNKNOWN if short else HOLDS if hits == wanted else UNDECIDED if some else FAILS)
         rounds = ", ".join(f"{value:.0f}" for value in taken if math.isfinite(value))
@@ -112,13 +115,24 @@ def _reaches(claim: Claim, evidence: Evidence) -> tuple[str, str]:
     return _worst(verdicts), "; ".join(words)
 
 
+def _may_still(claim: Claim, curve: Curve) -> bool:
+    """Whether a run that has not reached the value might have, had it been longer, and in time."""
+    last = curve.looks[-1].round if curve.looks else 0
+    return bool(curve.looks) and last < claim.within and (bool(curve.unfinished) or math.isfinite(claim.within))
+
+
 def _sooner(claim: Claim, evidence: Evidence) -> tuple[str, str]:
     taken = {label: spread(of.rounds_to(curve, claim.value, evidence.higher, claim.within)
                            for curve in evidence.curves[label]) for label in (*claim.methods, *claim.than)}
+    open_ = {label for label in taken if any(
+        curve.unfinished and _may_still(claim, curve) and math.isinf(of.rounds_to(
+            curve, claim.value, evidence.higher, claim.within)) for curve in evidence.curves[label])}
     verdicts = []
     for one in claim.methods:
         for other in claim.than:
-            if math.isinf(taken[one].mean):
+            if {one, other} & open_:
+                verdicts.append(UNKNOWN)
+            elif math.isinf(taken[one].mean):
                 verdicts.append(FAILS)
             else:
                 noise = math.hypot(taken[one].deviation, taken[other].deviation)

@@ -23,6 +23,7 @@ class Curve(NamedTuple):
     looks: tuple[Look, ...]  # of the measure, smoothed
     died: str  # why the run ended early, or its solution is worth nothing; empty: it did not
     cut: bool = False  # it ended early, so it has no value at the end, and none to compare
+    unfinished: str = ""  # how far it is, where it is yet to go on; its end is where it is now
 
 
 class Spread(NamedTuple):

@@ -73,6 +73,16 @@ def prepare(errand: Errand) -> None:
                            "remove it")
 
 
+def see_to(errands: Sequence[Errand]) -> None:
+    """See that what is there of the runs has their settings; make nothing."""
+    begun = [errand for errand in errands if (errand.folder / "records.jsonl").exists()]
+    if not begun:
+        raise SettingError(f"--no-run: no run of {str(errands[0].folder.parent.parent)!r} has recorded a round yet; "
+                           "leave it out, or give the folder of such runs with --out")
+    for errand in begun:
+        prepare(errand)
+
+
 def _asked_for(settings: Settings) -> dict[str, Any]:
     """The settings without those that say how it is computed."""
     tables = tables_of(settings)

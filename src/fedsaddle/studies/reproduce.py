@@ -54,6 +54,7 @@ class Line(NamedTuple):
     died: tuple[str, ...]  # of which seeds, and why
     seeds: int
     published: float | None
+    unfinished: tuple[str, ...] = ()  # of which seeds, and how far they are
 
 
 class Results(NamedTuple):
@@ -97,19 +98,22 @@ def errands(plan: Plan, out: Path, alone: bool) -> list[Errand]:
     return found
 
 
-def results(plan: Plan, out: Path) -> Results:
-    """What the run folders hold."""
+def results(plan: Plan, out: Path, unfinished: bool = False) -> Results:
+    """What the run folders hold. unfinished: runs that are yet to go on count as far as they are."""
     paper = plan.study.paper
-    found = {label: _curves(out / (label or plan.settings.algorithms[label].name), plan.seeds, paper, paper.measure)
-             for label in plan.labels}
+
+    def measured(measure: str) -> dict[str, list[Curve]]:
+        names = {label: label or plan.settings.algorithms[label].name for label in plan.labels}
+        return {label: _curves(out / name, plan.seeds, paper, measure, unfinished) for label, name in names.items()}
+
+    found = measured(paper.measure)
     floats = of.common_floats(curve for each in found.values() for curve in each)
     lines = tuple(_line(label, each, paper, floats, plan.quick) for label, each in found.items())
     verdicts = []
     for claim in paper.claims:
-        measured = found if not claim.measure else {
-            label: _curves(out / label, plan.seeds, paper, claim.measure) for label in plan.labels}
+        curves = measured(claim.measure) if claim.measure else found
         steps = {label: int(entry.settings.get("steps", 1)) for label, entry in plan.settings.algorithms.items()}
-        verdicts.append(judge(claim, Evidence(measured, paper.higher, steps)))
+        verdicts.append(judge(claim, Evidence(curves, paper.higher, steps)))
     return Results(lines, floats, tuple(verdicts), found)
 
 
@@ -142,14 +146,25 @@ def table(plan: Plan, got: Results) -> list[list[str]]:
     return rows
 
 
-def _curves(folder: Path, seeds: int, paper: Paper, measure: str) -> list[Curve]:
+def _curves(folder: Path, seeds: int, paper: Paper, measure: str, unfinished: bool) -> list[Curve]:
     found = []
     for seed in range(seeds):
-        if ended(folder / f"seed-{seed}"):  # what is not finished says nothing yet
-            run = read_run(folder / f"seed-{seed}")
+        own = folder / f"seed-{seed}"
+        done = ended(own)
+        under_way = _how_far(own) if unfinished and not done else ""
+        if done or under_way:
+            run = read_run(own)
             found.append(Curve(seed, of.looks(run.records, measure, paper.smooth),
-                               str(run.ended.get("why", "")) or run.alarm, cut=bool(run.ended)))
+                               str(run.ended.get("why", "")) or run.alarm, bool(run.ended), under_way))
     return found
+
+
+def _how_far(folder: Path) -> str:
+    """Of a run that has recorded something, in words."""
+    if not (folder / "records.jsonl").exists():
+        return ""
+    run = read_run(folder)
+    return f"{len(run.records)} of {run.tables['run']['rounds']} rounds" if run.records else ""
 
 
 def _line(label: str, found: list[Curve], paper: Paper, floats: float, quick: bool) -> Line:
@@ -158,7 +173,8 @@ def _line(label: str, found: list[Curve], paper: Paper, floats: float, quick: bo
     return Line(label, value, best, spread(of.at_floats(curve, floats) for curve in found),
                 max((curve.looks[-1].round for curve in found if curve.looks), default=0),
                 tuple(f"seed {curve.seed}: {curve.died}" for curve in found if curve.died), len(found),
-                None if quick else paper.published.get(label))
+                None if quick else paper.published.get(label),
+                tuple(f"seed {curve.seed}: {curve.unfinished}" for curve in found if curve.unfinished))
 
 
 def _numbers(line: Line) -> dict[str, Any]:

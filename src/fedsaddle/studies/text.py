@@ -26,6 +26,9 @@ def markdown(plan: Plan, got: Results, out: Path) -> str:
     died = [f"- {line.label}, {death}" for line in got.lines for death in line.died]
     if died:
         parts.append("Died:\n\n" + "\n".join(died))
+    unfinished = [f"- {line.label}, {how_far}" for line in got.lines for how_far in line.unfinished]
+    if unfinished:
+        parts.append("**Unfinished**, and counted as far as they were:\n\n" + "\n".join(unfinished))
     if got.verdicts:
         parts.append("## Claims\n\n" + _table([["claim", "verdict", "measured"],
                                               *(list(verdict) for verdict in got.verdicts)]))
