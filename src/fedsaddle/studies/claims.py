@@ -117,20 +117,23 @@ def _reaches(claim: Claim, evidence: Evidence) -> tuple[str, str]:
 
 def _may_still(claim: Claim, curve: Curve) -> bool:
     """Whether a run that has not reached the value might have, had it been longer, and in time."""
-    last = curve.looks[-1].round if curve.looks else 0
-    return bool(curve.looks) and last < claim.within and (bool(curve.unfinished) or math.isfinite(claim.within))
+    longer = curve.unfinished or math.isfinite(claim.within)
+    return bool(curve.looks and longer and curve.looks[-1].round < claim.within)
 
 
 def _sooner(claim: Claim, evidence: Evidence) -> tuple[str, str]:
-    taken = {label: spread(of.rounds_to(curve, claim.value, evidence.higher, claim.within)
-                           for curve in evidence.curves[label]) for label in (*claim.methods, *claim.than)}
-    open_ = {label for label in taken if any(
-        curve.unfinished and _may_still(claim, curve) and math.isinf(of.rounds_to(
-            curve, claim.value, evidence.higher, claim.within)) for curve in evidence.curves[label])}
+    taken, under_way = {}, set()
+    for label in (*claim.methods, *claim.than):
+        curves = evidence.curves[label]
+        rounds = [of.rounds_to(curve, claim.value, evidence.higher, claim.within) for curve in curves]
+        taken[label] = spread(rounds)
+        if any(math.isinf(value) and curve.unfinished and _may_still(claim, curve)
+               for value, curve in zip(rounds, curves, strict=True)):
+            under_way.add(label)
     verdicts = []
     for one in claim.methods:
         for other in claim.than:
-            if {one, other} & open_:
+            if {one, other} & under_way:
                 verdicts.append(UNKNOWN)
             elif math.isinf(taken[one].mean):
                 verdicts.append(FAILS)

@@ -151,20 +151,12 @@ def _curves(folder: Path, seeds: int, paper: Paper, measure: str, unfinished: bo
     for seed in range(seeds):
         own = folder / f"seed-{seed}"
         done = ended(own)
-        under_way = _how_far(own) if unfinished and not done else ""
-        if done or under_way:
+        if done or (unfinished and (own / "records.jsonl").exists()):
             run = read_run(own)
+            how_far = "" if done else f"{len(run.records)} of {run.tables['run']['rounds']} rounds"
             found.append(Curve(seed, of.looks(run.records, measure, paper.smooth),
-                               str(run.ended.get("why", "")) or run.alarm, bool(run.ended), under_way))
+                               str(run.ended.get("why", "")) or run.alarm, bool(run.ended), how_far))
     return found
-
-
-def _how_far(folder: Path) -> str:
-    """Of a run that has recorded something, in words."""
-    if not (folder / "records.jsonl").exists():
-        return ""
-    run = read_run(folder)
-    return f"{len(run.records)} of {run.tables['run']['rounds']} rounds" if run.records else ""
 
 
 def _line(label: str, found: list[Curve], paper: Paper, floats: float, quick: bool) -> Line:
