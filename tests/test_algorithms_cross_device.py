@@ -97,6 +97,27 @@ def test_cd_mage_plus_is_its_pseudo_code_with_both_caps():
     assert caps == {(True, True), (False, True), (False, False)}
 
 
+@pytest.mark.parametrize("name", ["cdma-one", "cdma-ada", "catalyst-scaffold-s"])
+def test_both_phases_ask_the_same_clients_only_without_resampling(name):
+    """The papers draw anew for the second phase; the authors' code does not. Everyone asked answers here."""
+    for resample in (True, False):
+        game = play(make(name, steps=2, asked=4, resample=resample), case(), 6)
+        same = [gradients.clients == steps.clients for gradients, steps in (round_.asks for round_ in game.rounds)]
+        assert not any(same) if resample else all(same)
+
+
+def test_without_resampling_one_client_takes_its_own_steps_of_descent_and_ascent():
+    """Its correction is its own full gradient, so with full batches K local steps are K plain ones."""
+    problem, clients = case(noise=0.0)
+    game = play(make("cdma-one", eta=0.1, gamma=0.2, steps=3, asked=1, resample=False), (problem, clients), 5)
+    x, y = game.first.z
+    for round_ in game.rounds:
+        for _ in range(3):
+            gx, gy = quadratic_gradient(x, y, round_.asks[0].data[0].full)
+            x, y = x - 0.1 * gx, y + 0.2 * gy
+        close(round_.server.z, x, y)
+
+
 @pytest.mark.parametrize("R", [1, 2, 3])
 def test_local_sgda_plus_is_its_pseudo_code(R):
     eta, gamma, K = 0.1, 0.2, 3

@@ -190,6 +190,21 @@ def test_drfas_average_is_that_of_the_recorded_iterates(everyone):
     assert len(zs) >= 3
 
 
+def test_gamma_may_decay_by_the_round_in_drfa_and_in_afl():
+    """gamma_s = gamma decay^s, as in the authors' code; skipped rounds do not count."""
+    gamma, decay = 0.05, 0.5
+    for s, (server, lam, v, _, tau) in enumerate(drfa_game(gamma=gamma, decay=decay)):
+        np.testing.assert_allclose(server.mixture, on_simplex(lam + tau * gamma * decay**s * v), atol=1e-9)
+    assert s >= 2
+    game = play(make("afl", eta=0.0001, gamma=gamma, decay=decay), quadratic_case(), 6)
+    lam, (x, y) = np.full(N, 1 / N), game.first.z
+    for s, played in enumerate(game.rounds):
+        F = np.array([quadratic_loss(x, y, data.minibatches[0]) for data in played.asks[0].data])
+        lam = on_simplex(lam + gamma * decay**s * F)
+        np.testing.assert_allclose(played.server.mixture, lam, atol=1e-9)
+        x, y = played.server.z
+
+
 @pytest.mark.parametrize("regulariser, everyone", [("squared", False), ("kl", False), ("none", True)])
 def test_drfa_ga_is_its_pseudo_code(regulariser, everyone):
     """Algorithm 3, drop-outs included: losses of the start model on all data, no factor tau; averages of the end."""

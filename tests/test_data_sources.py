@@ -85,6 +85,9 @@ def test_idx_files(tmp_path, name, packed):
     assert data.train.targets.tolist() == labels.tolist()
     assert data.test.targets.tolist() == test_labels.tolist()
     assert data.classes == 10
+    shaded = load(name, tmp_path, pixels="unit")
+    np.testing.assert_allclose(shaded.train.inputs[:, 0].numpy(), images / 255, atol=1e-6)
+    np.testing.assert_allclose(shaded.test.inputs[:, 0].numpy(), test_images / 255, atol=1e-6)
 
 
 @pytest.mark.parametrize(("name", "file"), [("mnist", "mnist.npz"), ("fashion-mnist", "fashion_mnist.npz"),

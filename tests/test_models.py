@@ -63,6 +63,13 @@ def test_lenet_takes_its_flat_size_from_the_image(shape):
     assert build(LeNet5(), shape, 2, seed=0)(torch.zeros(5, *shape)).shape == (5, 2)
 
 
+def test_lenet_may_end_in_a_relu_as_the_authors_code_does():
+    images = torch.randn(20, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    plain, cut = (build(LeNet5(relu_outputs=on), (1, 28, 28), 10, seed=3)(images) for on in (False, True))
+    assert bool((plain < 0).any())
+    torch.testing.assert_close(cut, plain.clamp(min=0))
+
+
 def test_images_lenet_cannot_take_are_refused():
     with pytest.raises(SettingError, match=r"8x8 are too small.*at least 16x16"):
         LeNet5().build((1, 8, 8), 2)

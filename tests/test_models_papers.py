@@ -121,6 +121,19 @@ def test_adversaries_take_a_vectorised_step_for_8_clients(name, side):
     assert bool(gradients[:, :split].any(1).all()) and bool(gradients[:, split:].any(1).all())
 
 
+def test_the_first_weights_of_dcgan28_are_those_of_the_authors_code():
+    """Xavier's uniform ones in linear and transposed layers: +- sqrt(6 / (fan in + fan out)). torch's own elsewhere."""
+    nets = build(MODELS["dcgan28"](), (1, 28, 28), 1, seed=1)
+    bounds = {"generator.0": 6 / (100 + 1024), "generator.3": 6 / (1024 + 6272),
+              "generator.7": 6 / (16 * (128 + 64)), "generator.10": 6 / (16 * (64 + 1)),
+              "discriminator.7": 6 / (1024 + 1024), "discriminator.9": 6 / (1024 + 1),
+              "discriminator.0": 1 / 25, "discriminator.3": 1 / (25 * 32)}
+    for layer, square in bounds.items():
+        weight = nets.get_submodule(layer).weight.detach()
+        assert 0.98 * square**0.5 < float(weight.abs().max()) <= square**0.5
+        assert float(weight.std()) == pytest.approx((square / 3) ** 0.5, rel=0.05)
+
+
 def test_next_characters_take_a_vectorised_step_for_8_clients():
     net = build(GRU(embedding=6, hidden=5), (7,), 11, seed=1)
     text = torch.arange(CLIENTS * 2 * 8).reshape(CLIENTS, 2, 8) * 3 % 11

@@ -200,6 +200,15 @@ def test_robust_measures_are_ascent_by_hand_from_zero_and_from_y(settings):
     assert got["robust_loss"] > got["loss"]
 
 
+@pytest.mark.parametrize(("length", "start"), [(3.1, "_from_y"), (3.2, "")])  # 3.1^2 < 10 < 3.2^2
+def test_the_published_robust_loss_starts_at_a_small_y_and_else_at_zero(length, start):
+    problem, rows = robust_problem(penalty=0.05, steps=2, size=0.1), Rows(numbers(50, 4), torch.arange(50) % 3)
+    x, y = near(problem)
+    got = problem.measure(Point(x, y * (length / y.norm())), rows)
+    assert got["robust_loss_published"] == got[f"robust_objective{start}"]
+    assert got["robust_objective"] != got["robust_objective_from_y"]
+
+
 def test_a_perturbation_must_be_held_and_fit():
     with pytest.raises(SettingError, match=r"penalty above 0, or a\s+radius"):
         robust_problem(penalty=0.0)

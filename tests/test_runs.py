@@ -59,6 +59,17 @@ def file(tmp_path):
     return write
 
 
+def test_the_model_has_first_weights_of_its_own_seed(file):
+    def first(*changes):
+        job = job_from_settings(settle(read(file()), changes), "")
+        return job.progress.server.z.x, job.federation.seed
+
+    (same, seed), (again, other) = first("run.seed=1", "run.model_seed=7"), first("run.seed=2", "run.model_seed=7")
+    assert torch.equal(same, again) and (seed, other) == (1, 2)
+    assert torch.equal(first("run.seed=7")[0], same)
+    assert not torch.equal(first("run.seed=1")[0], same)
+
+
 def fedsaddle(*arguments, cwd, **more):
     return subprocess.Popen([sys.executable, "-m", "fedsaddle", *map(str, arguments)], cwd=cwd, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more)

@@ -173,7 +173,8 @@ def pose(settings: Settings, dealt: Dealt) -> Problem:
                                f"[model] with a name out of {', '.join(MODELS)}")
         shape = tuple(dealt.clients.inputs.shape[1:])
         model = model_of(lookup(MODELS, settings.model.name, "model"), settings.model.settings)
-        return build(model, shape, outputs, settings.run.seed)
+        run = settings.run
+        return build(model, shape, outputs, run.seed if run.model_seed is None else run.model_seed)
 
     materials = Materials(dealt.clients, objective_weights(dealt.clients, settings.run.weights), dealt.classes, net)
     return own.pose(lookup(PROBLEMS, settings.problem.name, "problem"), settings.problem.settings, materials)

@@ -22,6 +22,7 @@ class AFL:
 
     eta: float = setting(0.1, "step of the model", above=0)
     gamma: float = setting(0.008, "step of lambda", above=0)
+    decay: float = mixture.decay()
     asked: int | None = setting(None, "none: everyone, weighed by lambda; m: that many drawn by lambda, then m for "
                                 "their loss at the new model, as paper drfa reads it (DRFA with one step)", at_least=1)
     output: str = setting("last", "what is returned: the last model, or the average of all models",
@@ -33,7 +34,7 @@ class AFL:
     def round(self, server: Server, federation: Federation) -> Server:
         z, losses = self.drawn(server, federation, self.asked) if self.asked else self.everyone(server, federation)
         v = mixture.slope(losses, federation, server.mixture)
-        weights = projections.simplex(server.mixture + self.gamma * v)
+        weights = projections.simplex(server.mixture + self.gamma * self.decay**server.round * v)
         return Server(z, weights, mixture.averaged(server, z), round=server.round + 1)
 
     def everyone(self, server: Server, federation: Federation) -> tuple[Point, Average]:

@@ -33,6 +33,7 @@ class CatalystScaffoldS:
     eta_global: float = setting(1.0, "eta_g / eta_l: how far to go along a client's change", above=0)
     steps: int = setting(12, "K: mean number of local steps in a round", at_least=1)
     asked: int | None = setting(None, "clients asked in each phase; none: everyone", at_least=1)
+    resample: bool = setting(True, "the steps are other clients'; false: of those asked first, as in the code of cdma")
     theta: float = setting(0.0, "weight of the proximal term", at_least=0)
     stage_steps: int = setting(2000, "K_0: local steps after which the proximal centre moves", at_least=1)
     random_steps: bool = setting(True, "a local step ends the round with probability 1/K; otherwise always the K-th")
@@ -41,10 +42,11 @@ class CatalystScaffoldS:
         return Server(z=z, centre=z, stage_steps=0, round=0)
 
     def round(self, server: Server, federation: Federation) -> Server:
-        c = federation.average(self.gradient, server.z, federation.cohort(self.asked), ALL).mean
+        asked = federation.cohort(self.asked)
+        c = federation.average(self.gradient, server.z, asked, ALL).mean
         steps = self.draw(federation)
-        go = Go(server.z, c, server.centre)
-        z = federation.average(self.local_steps, go, federation.cohort(self.asked), batches=steps).mean
+        asked = federation.cohort(self.asked) if self.resample else asked
+        z = federation.average(self.local_steps, Go(server.z, c, server.centre), asked, batches=steps).mean
         done = server.stage_steps + steps
         if done >= self.stage_steps:  # the next stage
             return Server(z=z, centre=z, stage_steps=0, round=server.round + 1)

@@ -45,6 +45,7 @@ class CDMA:
     gamma: float = setting(0.1, "c_gamma: step of y, gamma_t = min(gamma_cap, c_gamma / (t+1)^rho)", above=0)
     steps: int = setting(12, "K: local steps in a round", at_least=1)
     asked: int | None = setting(None, "S_hat: clients asked in each phase; none: everyone", at_least=1)
+    resample: bool = setting(True, "phase 2 asks other clients; false: those of phase 1, as the authors' code does")
     beta: int = setting(1, "1: correct the local directions, 0: do not", choices=(0, 1))
     c_alpha: float = setting(5.0, "weight of new gradients, alpha_t = min(1, c_alpha (gamma_t / c_gamma)^2)", above=0)
     rho: float = setting(1 / 3, "decay of the steps and of alpha; 0: constant", at_least=0)
@@ -63,12 +64,11 @@ class CDMA:
 
     def round(self, server: Server, federation: Federation) -> Server:
         alpha, eta, gamma = self.schedule(server.round)
-        w = server.w
+        w, asked = server.w, federation.cohort(self.asked)
         if self.beta:
-            asked = federation.cohort(self.asked)
             g = federation.average(self.collect_gradient, Look(server.z, server.previous, alpha), asked, ALL)
             w = (1 - alpha) * w + g.mean
-        asked = federation.cohort(self.asked)
+            asked = federation.cohort(self.asked) if self.resample else asked
         z = federation.average(self.local_steps, Go(server.z, w, eta, gamma), asked, batches=self.steps)
         return Server(z=z.mean, previous=server.z, w=w, round=server.round + 1)
 

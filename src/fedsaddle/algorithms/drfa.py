@@ -33,6 +33,7 @@ class DRFA:
 
     eta: float = setting(0.1, "step of the model", above=0)
     gamma: float = setting(0.008, "step of lambda, per local step", above=0)
+    decay: float = mixture.decay()
     steps: int = setting(10, "tau: local steps in a round", at_least=1)
     asked: int = setting(10, "m: draws by lambda, and clients asked for their loss", at_least=1)
     everyone: bool = setting(False, "all clients train and lambda weighs their models: the limit of many draws")
@@ -57,7 +58,7 @@ class DRFA:
         uniform = mixture.evaluated(federation, self.asked, self.everyone)
         losses = federation.collect(self.evaluate, model.snapshot, uniform, batches=1)
         v = mixture.slope(losses, federation, server.mixture)
-        step = self.steps * self.gamma
+        step = self.steps * self.gamma * self.decay**server.round
         weights = regularisers.ascend(server.mixture + step * v, step, self.pull(server, federation))
         return Server(model.z, weights, mixture.averaged(server, model.iterates), round=server.round + 1)
 

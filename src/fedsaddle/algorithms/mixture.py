@@ -36,6 +36,11 @@ def output() -> Any:
                    "iterates, for which every client uploads one more copy", choices=("last", "average"))
 
 
+def decay() -> Any:
+    return setting(1.0, "the next round's gamma is this times the last one's: 1 in the paper, 0.9 in the authors' code",
+                   above=0, at_most=1)
+
+
 def first(z: Point, federation: Federation, prior: tuple[float, ...], output: str) -> Server:
     mixture = distribution(prior, federation.num_clients, z.x)
     return Server(z, mixture, Averages(z, mixture) if output == "average" else (), round=0)

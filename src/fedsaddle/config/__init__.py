@@ -44,6 +44,7 @@ class Run:
 
     rounds: int = setting(100, "rounds to run", at_least=1)
     seed: int = setting(0, "seed of every draw of the run and of the model's first weights")
+    model_seed: int | None = setting(None, "seed of the model's first weights, if not that of the run")
     batch_size: int = setting(10, "rows in a minibatch; a client with fewer repeats its rows", at_least=1)
     weights: str = setting("equal", "weights of the clients in the objective: equal, or by their rows",
                            choices=("equal", "size"))

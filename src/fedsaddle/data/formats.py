@@ -29,16 +29,21 @@ class Images(NamedTuple):
     test: Bytes
     test_labels: NDArray[Any]
 
-    def rows(self) -> tuple[Rows, Rows]:
-        """Pixels scaled to [-1, 1], labels as whole numbers."""
+    def rows(self, pixels: str = "signed") -> tuple[Rows, Rows]:
+        """Pixels scaled to [-1, 1], or to [0, 1] (unit); labels as whole numbers."""
+        scale = unit if pixels == "unit" else scaled
         for images, labels in (self[:2], self[2:]):
             if len(images) != len(labels):
                 raise ValueError(f"{len(images)} images but {len(labels)} labels")
-        return (Rows(scaled(self.train), whole(self.train_labels)), Rows(scaled(self.test), whole(self.test_labels)))
+        return Rows(scale(self.train), whole(self.train_labels)), Rows(scale(self.test), whole(self.test_labels))
 
 
 def scaled(pixels: Bytes) -> Tensor:
     return torch.from_numpy(pixels).float().div_(127.5).sub_(1)
+
+
+def unit(pixels: Bytes) -> Tensor:
+    return torch.from_numpy(pixels).float().div_(255)
 
 
 def whole(labels: NDArray[Any]) -> Tensor:

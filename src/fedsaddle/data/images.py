@@ -1,8 +1,9 @@
-"""MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100, with pixels scaled to [-1, 1] as in the papers."""
+"""MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100, with pixels scaled to [-1, 1] as in cdma, or to [0, 1]."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +48,10 @@ def _cifar100(train: bytes, test: bytes) -> dict[str, Images]:
             for label, name in enumerate(("coarse", "fine"))}
 
 
+def between() -> Any:
+    return setting("signed", "pixels between -1 and 1 (signed), or between 0 and 1 (unit)", choices=("signed", "unit"))
+
+
 MNIST_SHELF = Shelf("mnist", (
     Form((File("mnist.npz"),), keras_images),
     _idx_form("https://ossci-datasets.s3.amazonaws.com/mnist/", MNIST_SUMS, "MNIST/raw", loose=True),
@@ -78,33 +83,36 @@ CIFAR100_SHELF = Shelf("cifar100", (
 class MNIST:
     """70,000 handwritten digits of 1x28x28 pixels, 10,000 of them for the test; ten classes."""
 
+    pixels: str = between()
     folder: str = where()
     shelf = MNIST_SHELF
 
     def load(self, seed: int) -> DataSet:
-        return load(self.shelf, self.folder, lambda images: _data(images, 10))
+        return load(self.shelf, self.folder, lambda images: _data(images, self.pixels, 10))
 
 
 @dataclass(frozen=True)
 class FashionMNIST:
     """70,000 pieces of clothing of 1x28x28 pixels, 10,000 of them for the test; ten classes."""
 
+    pixels: str = between()
     folder: str = where()
     shelf = FASHION_SHELF
 
     def load(self, seed: int) -> DataSet:
-        return load(self.shelf, self.folder, lambda images: _data(images, 10, FASHION))
+        return load(self.shelf, self.folder, lambda images: _data(images, self.pixels, 10, FASHION))
 
 
 @dataclass(frozen=True)
 class CIFAR10:
     """60,000 photographs of 3x32x32 pixels, 10,000 of them for the test; ten classes."""
 
+    pixels: str = between()
     folder: str = where()
     shelf = CIFAR10_SHELF
 
     def load(self, seed: int) -> DataSet:
-        return load(self.shelf, self.folder, lambda images: _data(images, 10, CIFAR10_CLASSES))
+        return load(self.shelf, self.folder, lambda images: _data(images, self.pixels, 10, CIFAR10_CLASSES))
 
 
 @dataclass(frozen=True)
@@ -112,14 +120,15 @@ class CIFAR100:
     """60,000 photographs of 3x32x32 pixels, 10,000 of them for the test; 100 classes in 20 groups."""
 
     labels: str = setting("fine", "the 100 classes, or their 20 groups", choices=("fine", "coarse"))
+    pixels: str = between()
     folder: str = where()
     shelf = CIFAR100_SHELF
 
     def load(self, seed: int) -> DataSet:
         classes = 100 if self.labels == "fine" else 20
-        return load(self.shelf, self.folder, lambda images: _data(images[self.labels], classes))
+        return load(self.shelf, self.folder, lambda images: _data(images[self.labels], self.pixels, classes))
 
 
-def _data(images: Images, classes: int, names: tuple[str, ...] = ()) -> DataSet:
-    train, test = images.rows()
+def _data(images: Images, pixels: str, classes: int, names: tuple[str, ...] = ()) -> DataSet:
+    train, test = images.rows(pixels)
     return DataSet(train, test, classes, names)

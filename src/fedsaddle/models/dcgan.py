@@ -50,7 +50,11 @@ class DCGAN28:
             nn.Conv2d(32, 64, 5), nn.LeakyReLU(0.01), nn.MaxPool2d(2), nn.Flatten(),
             nn.Linear(1024, 1024), nn.LeakyReLU(0.01), nn.Linear(1024, outputs),
         )
-        return Adversaries(self.noise, generator, discriminator)
+        nets = Adversaries(self.noise, generator, discriminator)
+        for layer in nets.modules():  # the first weights of the authors' code; convolutions keep torch's
+            if isinstance(layer, nn.Linear | nn.ConvTranspose2d):
+                nn.init.xavier_uniform_(layer.weight)
+        return nets
 
 
 @dataclass(frozen=True)
