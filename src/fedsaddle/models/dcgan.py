@@ -36,6 +36,8 @@ class DCGAN28:
     noise: int = setting(100, NOISE, at_least=1)
     norm: str = setting("batch", f"of the generator; {NORM}", choices=NORMS)
     groups: int = setting(2, GROUPS, at_least=1)
+    first_weights: str = setting("torch", "of linear and transposed layers: torch's own, or Xavier's uniform ones as the "
+                                 "authors' code of cdma has them", choices=("torch", "xavier"))
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         channels = _exactly("dcgan28", input_shape, 28)
@@ -51,9 +53,10 @@ class DCGAN28:
             nn.Linear(1024, 1024), nn.LeakyReLU(0.01), nn.Linear(1024, outputs),
         )
         nets = Adversaries(self.noise, generator, discriminator)
-        for layer in nets.modules():  # the first weights of the authors' code; convolutions keep torch's
-            if isinstance(layer, nn.Linear | nn.ConvTranspose2d):
-                nn.init.xavier_uniform_(layer.weight)
+        if self.first_weights == "xavier":
+            for layer in nets.modules():
+                if isinstance(layer, nn.Linear | nn.ConvTranspose2d):
+                    nn.init.xavier_uniform_(layer.weight)
         return nets
 
 
