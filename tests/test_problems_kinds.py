@@ -378,6 +378,7 @@ def sequences():
 
 KINDS = {
     "auc, margin": lambda: (AUC(linear(4, 1), form="margin", margin=0.5), unequal(2)),
+    "auc, classes": lambda: (AUC(linear(4, 1), draws="classes"), unequal(2)),
     "robust, penalty": lambda: (robust_problem(steps=1), unequal(3)),
     "robust, ball": lambda: (robust_problem(penalty=0.0, radius=0.05, steps=1), unequal(3)),
     "gan": lambda: (tiny_gan(), unequal(2)),

@@ -34,8 +34,8 @@ def further(
 def of_each_client(problem: Problem, clients: Clients) -> Measure:
     """Worst, worst tenth, mean and spread over clients of the loss, and of the accuracy where the problem has one."""
     if getattr(problem, "strata", ()):
-        raise SettingError(f"run.per_client = true: the loss of {type(problem).__name__} is one of pairs, not of rows, "
-                           "so a client's rows have no mean; leave it out")
+        raise SettingError(f"run.per_client = true: the loss of {type(problem).__name__} is one of pairs or of "
+                           "classes, not of rows, so a client's rows have no mean; leave it out")
     return lambda z: fairness(problem, z, clients)
 
 

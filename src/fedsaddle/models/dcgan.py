@@ -36,8 +36,8 @@ class DCGAN28:
     noise: int = setting(100, NOISE, at_least=1)
     norm: str = setting("batch", f"of the generator; {NORM}", choices=NORMS)
     groups: int = setting(2, GROUPS, at_least=1)
-    first_weights: str = setting("torch", "of linear and transposed layers: torch's own, or Xavier's uniform ones as the "
-                                 "authors' code of cdma has them", choices=("torch", "xavier"))
+    first_weights: str = setting("torch", "of linear and transposed layers: torch's own, or Xavier's uniform ones, as "
+                                 "in the authors' code of cdma", choices=("torch", "xavier"))
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         channels = _exactly("dcgan28", input_shape, 28)

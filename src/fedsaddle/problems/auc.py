@@ -9,6 +9,13 @@ classes that lie m apart: with alpha >= 0,
   (1-p)(h-a)^2 [pos] + p(h-b)^2 [neg] + 2 alpha (p(1-p) m + p h [neg] - (1-p) h [pos]) - p(1-p) alpha^2,
 which at its saddle is p(1-p) (variance of the positives' scores + that of the negatives' + max(0, m - a + b)^2).
 Without alpha >= 0 and with m = 1 it is the square form, alpha one larger, plus p(1-p).
+
+Both are, with positive[..] the mean over rows of what stands in brackets where a row is a positive and 0 elsewhere,
+  positive[c+ (h-a)^2] + negative[c- (h-b)^2] + 2 (1+alpha) (negative[c- h] - positive[c+ h]) - c0 alpha^2
+  with c+ = 1-p, c- = p, c0 = p(1-p). With draws = "classes" the two are means over rows of their class, drawn apart,
+and c+ = 1/q+, c- = 1/q-, c0 = 1, q+ and q- the shares of clients that have the class. With one client that is the
+above over p(1-p): no longer small where a class is rare, and no minibatch is without it. With several, the rows of
+a client weigh what the client weighs, as in the pairwise form of cyclic-auc, however many of the class it has.
 """
 
 from __future__ import annotations
@@ -27,6 +34,7 @@ from fedsaddle.contracts import (
     Federation,
     Materials,
     Oracle,
+    Pair,
     Point,
     Rows,
     SettingError,
@@ -38,6 +46,7 @@ from fedsaddle.metrics import auc
 from fedsaddle.metrics.scalars import as_numbers
 from fedsaddle.models.checks import check_module
 from fedsaddle.problems import alarms
+from fedsaddle.problems.shares import CLASSES, class_shares, known_shares, named_shares
 
 SLICE = 8192  # rows evaluated at once
 
@@ -74,9 +83,16 @@ class AUC:
                         choices=("square", "margin"))
     margin: float = setting(1.0, "m of the margin form: how far apart the classes' mean scores are pushed", above=0)
     outputs: int = setting(2, "outputs of a net with the softmax score; class 1 is the score", at_least=2)
+    draws: str = setting("rows", "what a minibatch holds: rows as they come, or so many positives and as many "
+                         "negatives, where a class is rare", choices=("rows", "classes"))
     p: float | None = setting(None, "share of positives, between 0 and 1; left out, the clients are asked once with "
-                                    "the objective's weights", above=0.0)
+                                    "the objective's weights; draws = classes needs none", above=0.0)
+    shares: tuple[float, float] | None = None  # q+ and q-, where classes are drawn apart
     headline = "auc"
+
+    @property
+    def strata(self) -> tuple[str, ...]:
+        return CLASSES if self.draws == "classes" else ()
 
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:
@@ -92,6 +108,11 @@ class AUC:
             raise SettingError(f"problem.score: unknown score {self.score!r}; choose one of {', '.join(SCORES)}")
         if self.form not in ("square", "margin"):
             raise SettingError(f"problem.form: unknown form {self.form!r}; choose square or margin")
+        if self.draws not in ("rows", "classes"):
+            raise SettingError(f"problem.draws: unknown draws {self.draws!r}; choose rows or classes")
+        if self.draws == "classes" and self.p is not None:
+            raise SettingError(f"problem.p: {self.p}, but with problem.draws = classes both classes count alike and no "
+                               "share is needed; leave p out, or draw rows")
         if self.p is not None and not 0 < self.p < 1:
             raise SettingError(f"problem.p: {self.p} is no share of positives; set it strictly between 0 and 1, or "
                                "leave it out to have the clients asked for it")
@@ -100,8 +121,14 @@ class AUC:
         weights = flat.flatten(self.net)
         return Point(torch.cat([weights, weights.new_zeros(2)]), weights.new_zeros(1))
 
-    def loss(self, x: Tensor, y: Tensor, batch: Batch) -> Tensor:
-        return (batch.weight * self._terms(self.scores(x, batch), batch.targets, x[-2], x[-1], y[0])).sum()
+    def loss(self, x: Tensor, y: Tensor, batch: Batch | Pair) -> Tensor:
+        a, b, alpha = x[-2], x[-1], y[0]
+        if isinstance(batch, Pair):
+            return self._constant(alpha) + sum(
+                (side.weight * self._terms(self.scores(x, side), pos, a, b, alpha)).sum()
+                for side, pos in zip(batch, (1.0, 0.0), strict=True))
+        terms = self._terms(self.scores(x, batch), self._positive(batch), a, b, alpha) + self._constant(alpha)
+        return (batch.weight * terms).sum()
 
     def scores(self, x: Tensor, batch: Batch) -> Tensor:
         """One score h a row."""
@@ -121,27 +148,47 @@ class AUC:
                                f"{rows} rows; give it 1 output, or set score to softmax")
         return SCORES[self.score](output)
 
-    def _terms(self, h: Tensor, targets: Tensor, a: Tensor, b: Tensor, alpha: Tensor) -> Tensor:
-        """The loss of every row."""
-        if targets.shape != h.shape:
-            raise SettingError(f"targets: shape {tuple(targets.shape)} for {len(h)} scores; give each row one number, "
-                               "positive where it is above 0")
-        p = self._share()
-        pos = (targets > 0).to(h.dtype)
-        neg = 1 - pos
-        lean = p * h * neg - (1 - p) * h * pos
-        coupled = (1 + alpha) * lean if self.form == "square" else alpha * (p * (1 - p) * self.margin + lean)
-        return (1 - p) * (h - a) ** 2 * pos + p * (h - b) ** 2 * neg + 2 * coupled - p * (1 - p) * alpha**2
+    def _positive(self, batch: Batch) -> Tensor:
+        """1 for each positive, 0 for each negative."""
+        if batch.targets.shape != batch.weight.shape:
+            raise SettingError(f"targets: shape {tuple(batch.targets.shape)} for {len(batch.weight)} scores; give each "
+                               "row one number, positive where it is above 0")
+        return (batch.targets > 0).to(batch.weight.dtype)
 
-    def _alpha(self, h: Tensor, targets: Tensor) -> Tensor:
-        """The maximiser over alpha, every row weighing the same."""
+    def _factors(self) -> tuple[float, float, float]:
+        """c+, c-, c0."""
+        if self.draws == "classes":
+            if self.shares is None:
+                raise SettingError("problem.shares: which clients have positives and negatives is not known yet; use "
+                                   "the problem that prepare(federation) returns, or set shares")
+            return 1 / self.shares[0], 1 / self.shares[1], 1.0
         p = self._share()
-        apart = torch.where(targets > 0, -(1 - p) * h, p * h).mean() / (p * (1 - p))  # b - a where p is the rows' share
+        return 1 - p, p, p * (1 - p)
+
+    def _terms(self, h: Tensor, pos: Tensor | float, a: Tensor, b: Tensor, alpha: Tensor) -> Tensor:
+        """The loss of every row, less what does not depend on it. pos: 1 for a positive, 0 for a negative."""
+        first, second, _ = self._factors()
+        neg = 1 - pos
+        slope = 1 + alpha if self.form == "square" else alpha
+        return (first * (h - a) ** 2 * pos + second * (h - b) ** 2 * neg
+                + 2 * slope * (second * h * neg - first * h * pos))
+
+    def _constant(self, alpha: Tensor) -> Tensor:
+        c = self._factors()[2]
+        return (2 * c * self.margin * alpha if self.form == "margin" else 0) - c * alpha**2
+
+    def _alpha(self, h: Tensor, positive: Tensor) -> Tensor:
+        """The maximiser over alpha, every row weighing the same, or both classes."""
+        if self.draws == "classes":
+            apart = h[~positive].mean() - h[positive].mean()  # b - a
+        else:
+            p = self._share()
+            apart = torch.where(positive, -(1 - p) * h, p * h).mean() / (p * (1 - p))  # b - a, p being the rows' share
         return apart if self.form == "square" else (self.margin + apart).clamp(min=0)
 
     def best_response(self, z: Point, rows: Rows) -> Tensor:
         """y*(x) = (alpha*,) on these rows."""
-        return self._alpha(self._pooled(z.x, rows.inputs).double(), rows.targets)[None].to(z.y)
+        return self._alpha(self._pooled(z.x, rows.inputs).double(), rows.targets > 0)[None].to(z.y)
 
     def project(self, z: Point) -> Point:
         return z if self.form == "square" else Point(z.x, z.y.clamp(min=0))
@@ -158,6 +205,8 @@ class AUC:
 
     def prepare(self, federation: Federation) -> AUC:
         """Learn p with the objective's own client weights: with any other the saddle is not AUC's."""
+        if self.draws == "classes":
+            return self if self.shares is not None else replace(self, shares=class_shares(federation))
         if self.p is not None:
             return self
         share = federation.average(positive_share, Share(), federation.everyone(), Draw(full=True, inputs=False)).mean
@@ -169,20 +218,25 @@ class AUC:
         return replace(self, p=positive / (positive + negative))
 
     def constants(self) -> dict[str, float]:
-        return {} if self.p is None else {"p": self.p}
+        return {**({} if self.p is None else {"p": self.p}), **named_shares(self.shares)}
 
     def with_constants(self, values: dict[str, float]) -> AUC:
-        return replace(self, p=values.get("p"))
+        return replace(self, p=values.get("p"), shares=known_shares(values))
 
     @torch.no_grad()
     def measure(self, z: Point, rows: Rows) -> dict[str, float]:
-        """AUC, the minimax loss at z and its maximum over alpha (`primal`), every row weighing the same."""
+        """AUC, the minimax loss at z and its maximum over alpha (`primal`), weighing rows as `_alpha` does."""
         scores, positive = self._pooled(z.x, rows.inputs), rows.targets > 0
         h, (a, b), alpha = scores.double(), z.x[-2:].double(), z.y[0].double()
-        best = self._alpha(h, rows.targets)
+        pos, weight = positive.double(), torch.full_like(h, 1 / len(h))
+        if self.shares is not None:  # every class's terms are divided by its share
+            weight = torch.where(positive, self.shares[0] / pos.sum(), self.shares[1] / (1 - pos).sum())
+
+        def value(alpha: Tensor) -> Tensor:
+            return (weight * self._terms(h, pos, a, b, alpha)).sum() + self._constant(alpha)
+
         return {"auc": auc(scores, positive), **as_numbers({
-            "objective": self._terms(h, rows.targets, a, b, alpha).mean(),
-            "primal": self._terms(h, rows.targets, a, b, best).mean(),
+            "objective": value(alpha), "primal": value(self._alpha(h, positive)),
             "score_min": h.min(), "score_max": h.max(), "score_spread": h.std(correction=0),
         })}
 

@@ -15,10 +15,8 @@ from torch import Tensor, nn
 
 from fedsaddle.contracts import (
     Batch,
-    Data,
     Federation,
     Materials,
-    Oracle,
     Pair,
     Point,
     Rows,
@@ -32,16 +30,12 @@ from fedsaddle.metrics.scalars import as_numbers
 from fedsaddle.models.checks import check_module
 from fedsaddle.problems import alarms
 from fedsaddle.problems.auc import SLICE
-from fedsaddle.problems.psi import SURROGATES, Held, Psi, Shape, across, held, within
+from fedsaddle.problems.psi import SURROGATES, Psi, Shape, across, within
+from fedsaddle.problems.shares import CLASSES, class_shares, known_shares, named_shares
 
 SEEN = 2048  # rows of each class, evenly spaced, whose pairs are evaluated: all pairs would be too many
 
 SCORES: dict[str, Callable[[Tensor], Tensor]] = {"sigmoid": torch.sigmoid, "linear": lambda output: output}
-
-
-def classes_held(oracle: Oracle, message: Held, client: Any, data: Data) -> tuple[Held, Any]:
-    pair = data.minibatches[0]
-    return Held(held(pair.positives), held(pair.negatives)), client
 
 
 @dataclass(frozen=True)
@@ -58,7 +52,7 @@ class Pairwise:
     score: str = setting("sigmoid", "how the net's output becomes a score h", choices=tuple(SCORES))
     psi: Psi | None = None
     shares: tuple[float, float] | None = None  # of clients that have positives, negatives, by the objective's weights
-    strata = ("positives", "negatives")
+    strata = CLASSES
     headline = "auc"
 
     @property
@@ -116,21 +110,13 @@ class Pairwise:
 
     def prepare(self, federation: Federation) -> Pairwise:
         """Learn how many of the clients have each class, with the objective's weights."""
-        if self.shares is not None:
-            return self
-        share = federation.average(classes_held, Held(), federation.everyone(), 1).mean
-        for value, name in ((share.positives, "positives (target > 0)"), (share.negatives, "negatives (target <= 0)")):
-            if not float(value):
-                raise SettingError(f"targets: no client has any {name}, so there are no pairs to rank; check how the "
-                                   "targets are coded, or which class is set as the positive one")
-        return replace(self, shares=(float(share.positives), float(share.negatives)))
+        return self if self.shares is not None else replace(self, shares=class_shares(federation))
 
     def constants(self) -> dict[str, float]:
-        return {} if self.shares is None else {"positive_clients": self.shares[0], "negative_clients": self.shares[1]}
+        return named_shares(self.shares)
 
     def with_constants(self, values: dict[str, float]) -> Pairwise:
-        known = "positive_clients" in values
-        return replace(self, shares=(values["positive_clients"], values["negative_clients"]) if known else None)
+        return replace(self, shares=known_shares(values))
 
     @torch.no_grad()
     def measure(self, z: Point, rows: Rows) -> dict[str, float]:

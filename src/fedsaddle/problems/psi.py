@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedsaddle.contracts import Batch, Pair, Scores, SettingError, ShareOf
+from fedsaddle.contracts import Pair, Scores, SettingError
 
 Psi = Callable[[Tensor, Tensor], Tensor]
 
@@ -64,15 +64,3 @@ def _of(psi: Psi, a: Tensor, b: Tensor, like: Tensor) -> Tensor:
         raise SettingError(f"problem.psi: gives {tuple(value.shape)} for {tuple(like.shape)} pairs; let it broadcast "
                            "its two arguments and return one loss for each pair, without a mean or a sum")
     return value
-
-
-class Held(NamedTuple):
-    """Whether a client has rows of each class: empty in the question, filled in the reply."""
-
-    positives: ShareOf | float = 0.0
-    negatives: ShareOf | float = 0.0
-
-
-def held(batch: Batch) -> Tensor:
-    """1 where the client has such rows, 0 where it has none."""
-    return (batch.weight.sum() > 0).to(batch.weight.dtype)

@@ -9,7 +9,7 @@ from typing import Any
 from fedsaddle.contracts import Algorithm, Problem, SettingError, Work
 from fedsaddle.metrics.histogram import counting, problem_score
 from fedsaddle.problems.auc import positive_share
-from fedsaddle.problems.pairwise import classes_held
+from fedsaddle.problems.shares import classes_held
 
 SHARED: dict[str, Work] = {
     "positive_share": positive_share,
