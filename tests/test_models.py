@@ -7,6 +7,7 @@ from torch import nn
 from fedsaddle.contracts import SettingError
 from fedsaddle.maths import flat
 from fedsaddle.models import MLP, MODELS, LeNet5, Linear, build, check_module
+from fedsaddle.models.cnn import CNN
 
 torch.set_num_threads(1)
 
@@ -68,6 +69,20 @@ def test_lenet_may_end_in_a_relu_as_the_authors_code_does():
     plain, cut = (build(LeNet5(relu_outputs=on), (1, 28, 28), 10, seed=3)(images) for on in (False, True))
     assert bool((plain < 0).any())
     torch.testing.assert_close(cut, plain.clamp(min=0))
+
+
+@pytest.mark.parametrize(("model", "shape", "layers"), [
+    (LeNet5(), (1, 28, 28), lambda: [nn.Conv2d(1, 6, 5), nn.Conv2d(6, 16, 5), nn.Linear(256, 120), nn.Linear(120, 84),
+                                     nn.Linear(84, 10)]),
+    (CNN(), (3, 32, 32), lambda: [nn.Conv2d(3, 32, 3), nn.Conv2d(32, 64, 3), nn.Conv2d(64, 64, 3), nn.Linear(1024, 64),
+                                  nn.Linear(64, 10)]),
+], ids=["lenet5", "cnn"])
+def test_the_first_weights_are_those_of_torchs_seed(model, shape, layers):
+    """So that code which sets that seed and makes its layers in this order starts from the same weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1234)
+        expected = torch.cat([p.detach().flatten() for layer in layers() for p in layer.parameters()])
+    assert torch.equal(flat.flatten(build(model, shape, 10, seed=1234)), expected)
 
 
 def test_images_lenet_cannot_take_are_refused():
