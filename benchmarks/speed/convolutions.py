@@ -96,28 +96,32 @@ def ways(one: Form, x: Tensor, y: Tensor, w: Tensor) -> dict[str, dict[str, Call
                      w[g * one.C : (g + 1) * one.C].contiguous(), 1) for g in range(one.G)]
     return {what: {"grouped": whole[what], "channels last": last[what],
                    "one by one": lambda what=what: [part[what]() for part in parts],
-                   "own": lambda what=what: ours(one, x, y, w, what, convolutions.blocks_for(what, one))}
+                   "own": lambda what=what: ours(one, x, y, w, what, usual_blocks(what, one))}
             for what in ("y", "x", "w")}
 
 
-def ours(one: Form, x: Tensor, y: Tensor, w: Tensor, what: str, blocks: Blocks) -> Tensor:
+def usual_blocks(what: str, one: Form) -> Blocks | None:
+    return None if what == "x" else convolutions.blocks_for(what, one)
+
+
+def ours(one: Form, x: Tensor, y: Tensor, w: Tensor, what: str, blocks: Blocks | None) -> Tensor:
     if what == "y":
         return own.correlated(x, w, one, blocks)
-    return own.spread(y, w, one, blocks) if what == "x" else own.weighed(x, y, one, blocks)
+    return own.spread(y, w, one) if what == "x" else own.weighed(x, y, one, blocks)
 
 
-def tried(one: Form, what: str) -> list[Blocks]:
-    rows = {"y": one.C, "x": one.A, "w": one.C}[what]
-    return [blocks for blocks in TRIED if blocks.rows < 2 * max(16, rows)]
+def tried(one: Form, what: str) -> list[Blocks | None]:
+    """For x there is nothing to choose: the library multiplies."""
+    return [None] if what == "x" else [blocks for blocks in TRIED if blocks.rows < 2 * max(16, one.C)]
 
 
-def prepare(one: Form, what: str, blocks: Blocks) -> None:
+def prepare(one: Form, what: str, blocks: Blocks | None) -> None:
     """Compiles a kernel; whoever wants it next finds it on the disk."""
     with contextlib.suppress(Exception):  # too much shared memory, for instance
         ours(one, *example(one), what, blocks)
 
 
-def tuned(one: Form, x: Tensor, y: Tensor, w: Tensor, what: str) -> tuple[float, Blocks]:
+def tuned(one: Form, x: Tensor, y: Tensor, w: Tensor, what: str) -> tuple[float, Blocks | None]:
     """The best of the blocks tried."""
     found = []
     for blocks in tried(one, what):
@@ -125,7 +129,7 @@ def tuned(one: Form, x: Tensor, y: Tensor, w: Tensor, what: str) -> tuple[float,
             found.append((milliseconds(lambda blocks=blocks: ours(one, x, y, w, what, blocks)), blocks))
         except Exception as error:
             print(f"{what} {blocks}: {type(error).__name__}", file=sys.stderr)
-    return min(found)
+    return min(found, key=lambda one: one[0])
 
 
 def layers(nets: list[str], tune: bool) -> list[dict[str, Any]]:
@@ -146,8 +150,8 @@ def layers(nets: list[str], tune: bool) -> list[dict[str, Any]]:
                 off = float((calls["own"]() - exact[what]).abs().max() / exact[what].abs().max())
                 best = tuned(one, x, y, w, what) if tune else None
                 found.append({"net": net, "form": one._asdict(), "computes": what, "milliseconds": times, "off": off,
-                              "best": best and [best[0], best[1]._asdict()]})
-                told = f"{best[0] * 1e3:.1f} {tuple(best[1])}" if best else ""
+                              "best": best and [best[0], best[1] and best[1]._asdict()]})
+                told = f"{best[0] * 1e3:.1f} {tuple(best[1] or ())}" if best else ""
                 print(f"| {net} {tuple(one)} | {what} | " + " | ".join(f"{time * 1e3:.1f}" for time in times.values())
                       + f" | {told} | {off:.1e} |", flush=True)
     return found

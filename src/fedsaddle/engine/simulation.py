@@ -36,7 +36,8 @@ from fedsaddle.maths.streams import Reach, reach
 from fedsaddle.maths.trees import leaves, map_leaves, with_leaves
 from fedsaddle.models.checks import mixes_rows
 
-CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 4 << 30}  # what a chunk's data and variables may take
+CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 4 << 30}  # what a chunk's data and variables may take,
+SHARE_OF_A_GPU = 16  # or that part of its memory, where it is more: several runs may use it
 CHUNK_CLIENTS = 4096
 WIDTHS = {TRACED: 8, COMPILED: 4}  # a power of two is cut into so many steps, of which the upper half counts
 
@@ -261,9 +262,14 @@ class Simulation:
         # A row's activations are taken to need as much as the row again; a work to hold eight copies of its message.
         per_client = 2 * rows * row + 8 * size_of(ask.message).bytes if ask.draw.inputs else 64 * rows
         most = CHUNK_CLIENTS if ask.draw.inputs else 1 << 16
-        chunk = max(1, min(CHUNK_BYTES[self.device.type] // max(1, per_client), most))
+        chunk = max(1, min(_chunk_bytes(self.device) // max(1, per_client), most))
         share = -(-len(ask.ids) // self.ranks.size)
         return -(-share // -(-share // chunk)) if share > chunk else chunk
+
+
+def _chunk_bytes(device: torch.device) -> int:
+    part = torch.cuda.get_device_properties(device).total_memory // SHARE_OF_A_GPU if device.type == "cuda" else 0
+    return max(CHUNK_BYTES[device.type], part)
 
 
 def _padded(part: Tensor, way: Way, clients: int, device: str) -> Tensor:

@@ -7,13 +7,14 @@ descend -log D(G(noise)) instead, here `generator_loss = "non-saturating"`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad
+from torch.func import grad, vjp
 from torch.nn import functional
 
 from fedsaddle.contracts import Batch, Materials, Point, Rows, SettingError, setting
@@ -61,11 +62,12 @@ class GAN:
         """Of f in both variables; in x of the generator's own loss where that is not f."""
         if self.generator_loss == "saturating":
             return Point(*grad(self.loss, argnums=(0, 1))(x, y, batch))
-        return Point(grad(self.deceit)(x, y, batch), grad(self.loss, argnums=1)(x, y, batch))
-
-    def deceit(self, x: Tensor, y: Tensor, batch: Batch) -> Tensor:
-        """-log D(G(noise)), the non-saturating loss of the generator."""
-        return -(batch.weight * functional.logsigmoid(self._logits(y, self._made(x, batch)))).sum()
+        made, back_to_x = _with_way_back(lambda x: self._made(x, batch), x)
+        fake, back = _with_way_back(self._logits, y, made)  # both losses see the same samples
+        real, back_from_real = _with_way_back(lambda y: self._logits(y, batch.inputs), y)
+        by_y = back_from_real(batch.weight * torch.sigmoid(-real))[0] + back(-batch.weight * torch.sigmoid(fake))[0]
+        by_samples = back(-batch.weight * torch.sigmoid(-fake))[1]  # of -log D(G(noise))
+        return Point(back_to_x(by_samples)[0], by_y)
 
     def _made(self, x: Tensor, batch: Batch) -> Tensor:
         made = self._generated(x, batch.noise)
@@ -132,3 +134,9 @@ class GAN:
         parts = (("generator", self.generator, z.x), ("discriminator", self.discriminator, z.y))
         return {f"{part}.{name}": values.clone() for part, net, flat_ in parts
                 for name, values in flat.named(net, flat_).items()}
+
+
+def _with_way_back(function: Callable[..., Tensor], *at: Tensor) -> tuple[Tensor, Callable[[Tensor], Sequence[Tensor]]]:
+    """The value, and how gradients by it become gradients by the arguments."""
+    value, back = vjp(function, *at)  # type: ignore[misc]
+    return value, back

@@ -22,7 +22,7 @@ from fedsaddle.maths.trees import leaves, map_leaves, with_leaves
 EAGER, TRACED, COMPILED = "eager", "traced", "compiled"
 KINDS = (EAGER, TRACED, COMPILED)
 Body = Callable[[Any, Any, Drawn], tuple[Any, Any]]  # message, states, batches -> replies, states
-LONG = 16  # local steps; of a longer work every step is a graph of its own, since capturing takes as long as running
+LONG = 32  # local steps; of a longer work every step is a graph of its own, since capturing takes as long as running
 MOST = 64  # programs kept; a work that needs more shapes than that is better off without
 
 

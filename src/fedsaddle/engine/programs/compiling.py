@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import platform
 import warnings
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ NAMED = 1 << 12  # numbers among a segment's constants; all of them are part of 
 ON_GPU: dict[str, Any] = {  # of inductor
     "unroll_reductions_threshold": INNER + 1,  # sums written out are elementwise
     "combo_kernels": True,  # what does not depend on each other is one launch
+    "compile_threads": min(8, os.cpu_count() or 1),  # the many kernels of a segment
 }
 
 

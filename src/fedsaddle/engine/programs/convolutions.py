@@ -1,8 +1,7 @@
 """Convolutions of many clients on a GPU by kernels of our own, where they are faster than the library's grouped ones.
 
-Which do what is read off benchmarks/speed/convolutions.py on an H200: the library is good at forward passes of 3 x 3
-kernels without a stride and at most gradients by the inputs, and slow at the gradients by the weights and at images of
-few channels or few pixels.
+Which do what is read off benchmarks/speed/convolutions.py on an H200: the library is good at 3 x 3 kernels without a
+stride, forward and by the inputs, and slow at the gradients by the weights and at images of few channels or few pixels.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ FORM = "int[] form"  # kernels.Form
 TERMS = 32  # of a product at a time
 FEW_CHANNELS, FEW_PIXELS = 16, 16
 TF32 = (8, 0)  # compute capability
-MOST_NUMBERS, MOST_GROUPS = 1 << 31, 1 << 16  # places are counted in 32 bits, and a grid has 16 in its third direction
+MOST_NUMBERS, MOST_GROUPS = 1 << 31, 1 << 16  # places are counted in 32 bits; but for one, a grid's directions have 16
+MOST_HANDED_ON = 1 << 28  # by `spread`
 
 
 @functools.cache
@@ -67,7 +67,7 @@ def _known(x: Any, w: Any, stride: Any, pad: Any, dilation: Any, groups: Any, be
 def fits(form: list[int]) -> bool:
     """Whether the kernels can count all places of the images and weights."""
     n, g, a, h, v, c, p, q, i, j, *_ = form
-    return g < MOST_GROUPS and g * max(n * a * h * v, n * c * p * q, c * a * i * j) < MOST_NUMBERS
+    return max(g, a) < MOST_GROUPS and g * max(n * a * h * v, n * c * p * q, c * a * i * j) < MOST_NUMBERS
 
 
 def correlates_faster(form: list[int]) -> bool:
@@ -76,8 +76,9 @@ def correlates_faster(form: list[int]) -> bool:
 
 
 def spreads_faster(form: list[int]) -> bool:
-    _, _, a, _, _, _, p, q, _, _, stride, _ = form
-    return p * q <= FEW_PIXELS or (a < FEW_CHANNELS / 4 and stride > 1)
+    n, g, a, _, _, _, p, q, i, j, stride, _ = form
+    handed_on = g * a * i * j * n * p * q  # from all places to their neighbours, numbers in memory
+    return (p * q <= FEW_PIXELS or stride > 1 or i > 3) and handed_on < MOST_HANDED_ON
 
 
 def _forward(graph: fx.Graph, node: fx.Node) -> None:
@@ -146,7 +147,7 @@ def _spread(y: Tensor, w: Tensor, form: list[int]) -> Tensor:
     from fedsaddle.engine.programs import kernels  # noqa: PLC0415
 
     one = kernels.Form(*form)
-    return kernels.spread(y.contiguous(), w.contiguous(), one, blocks_for("x", one))
+    return kernels.spread(y.contiguous(), w.contiguous(), one)
 
 
 def _weighed(x: Tensor, y: Tensor, form: list[int]) -> Tensor:
@@ -172,10 +173,9 @@ def _weights(x: Tensor, y: Tensor, form: list[int]) -> Tensor:
 
 
 def blocks_for(what: str, form: Any) -> Any:
-    """Of the product that computes y, x or w."""
+    """Of the product that computes y or w."""
     from fedsaddle.engine.programs import kernels  # noqa: PLC0415
 
-    rows = form.A if what == "x" else form.C
-    tall = min(128, max(16, 1 << (rows - 1).bit_length()))
-    wide = {"y": form.N * form.P * form.Q >= 1024, "x": False, "w": tall == 128}[what]
+    tall = min(128, max(16, 1 << (form.C - 1).bit_length()))
+    wide = form.N * form.P * form.Q >= 1024 if what == "y" else tall == 128
     return kernels.Blocks(tall, 128 if wide else 64, TERMS, 8 if tall == 128 else 4, 3)

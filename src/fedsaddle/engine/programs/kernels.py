@@ -1,9 +1,9 @@
 """One convolution for each client on a GPU, as kernels of our own. Needs triton, which comes with torch for CUDA.
 
 vmap makes of a convolution with weights of each client a grouped one, and libraries are slow at those. Here a group is
-a product of matrices whose left side are the weights, whose right side is read from the images as it is needed:
-nothing is unfolded in memory. Three kernels are enough, for transposed convolutions too. With x [n, g, a, h, v] the
-larger images, y [n, g, c, p, q] the smaller, w [g, c, a, i, j]:
+a product of matrices. In two of three kernels its right side is read from the images as it is needed; `spread` has the
+library multiply, and a kernel adds up what all places hand on to a pixel. They are enough for transposed convolutions,
+too. With x [n, g, a, h, v] the larger images, y [n, g, c, p, q] the smaller, w [g, c, a, i, j]:
 
     correlated   y = sum over a, i, j of x at (p * stride - pad + i, ...) * w
     spread       x = its adjoint: sum over c, i, j of y at ((h + pad - i) / stride, ...) * w
@@ -18,6 +18,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+PIXELS = 512  # that a program of `_gathered` adds up
 
 
 class Form(NamedTuple):
@@ -70,37 +72,22 @@ def _correlated(x, w, y, G, N: tl.constexpr, A: tl.constexpr, H: tl.constexpr, V
 
 
 @triton.jit
-def _spread(y, w, x, G, N: tl.constexpr, A: tl.constexpr, H: tl.constexpr, V: tl.constexpr, C: tl.constexpr,
-            P: tl.constexpr, Q: tl.constexpr, I: tl.constexpr, J: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr,
-            BC: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):
-    # With a stride, pixels of one remainder meet the same weights, every S-th: each remainder is a product of its own.
-    DOWN: tl.constexpr = (H + S - 1) // S
-    ACROSS: tl.constexpr = (V + S - 1) // S
-    TILES: tl.constexpr = (N * DOWN * ACROSS + BM - 1) // BM
-    IS: tl.constexpr = (I + S - 1) // S
-    JS: tl.constexpr = (J + S - 1) // S
-    K: tl.constexpr = C * IS * JS
-    rest, tile, g = tl.program_id(0) // TILES, tl.program_id(0) % TILES, tl.program_id(2)
-    m, a = tile * BM + tl.arange(0, BM), tl.program_id(1) * BC + tl.arange(0, BC)
-    n, r = m // (DOWN * ACROSS), m % (DOWN * ACROSS)
-    h, v = (r // ACROSS) * S + rest // S, (r % ACROSS) * S + rest % S
-    first_i, first_j = (rest // S + PAD) % S, (rest % S + PAD) % S
-    last_p, last_q = (h + PAD - first_i) // S, (v + PAD - first_j) // S
-    image = (n * G + g) * (C * P * Q)
-    total = tl.zeros((BC, BM), dtype=tl.float32)
-    for start in range(0, K, BK):
-        k = start + tl.arange(0, BK)
-        c, down, across = k // (IS * JS), (k // JS) % IS, k % JS
-        i, j = first_i + down * S, first_j + across * S
-        p, q = last_p[None, :] - down[:, None], last_q[None, :] - across[:, None]
-        known = (k < K) & (i < I) & (j < J)
-        there = (m < N * DOWN * ACROSS)[None, :] & known[:, None] & (p >= 0) & (p < P) & (q >= 0) & (q < Q)
-        right = tl.load(y + image[None, :] + c[:, None] * (P * Q) + p * Q + q, mask=there, other=0.0)
-        at = ((g * C + c)[None, :] * A + a[:, None]) * (I * J) + (i * J + j)[None, :]
-        weights = tl.load(w + at, mask=(a < A)[:, None] & known[None, :], other=0.0)
-        total = tl.dot(weights, right, total, input_precision=PRECISION)
-    place = ((n * G + g) * A)[None, :] * (H * V) + a[:, None] * (H * V) + (h * V + v)[None, :]
-    tl.store(x + place, total, mask=(a < A)[:, None] & ((m < N * DOWN * ACROSS) & (h < H) & (v < V))[None, :])
+def _gathered(columns, x, G, N: tl.constexpr, A: tl.constexpr, H: tl.constexpr, V: tl.constexpr, P: tl.constexpr,
+              Q: tl.constexpr, I: tl.constexpr, J: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr,
+              BM: tl.constexpr):
+    # A pixel at (h, v) meets the weights i with i = h + PAD modulo S: the first of them, and every S-th after it.
+    m, a, g = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1), tl.program_id(2)
+    known = m < N * H * V
+    n, r = m // (H * V), m % (H * V)
+    h, v = r // V + PAD, r % V + PAD
+    total = tl.zeros((BM,), dtype=tl.float32)
+    for down in tl.static_range((I + S - 1) // S):
+        for across in tl.static_range((J + S - 1) // S):
+            i, j, p, q = h % S + down * S, v % S + across * S, h // S - down, v // S - across
+            there = known & (i < I) & (j < J) & (p >= 0) & (p < P) & (q >= 0) & (q < Q)
+            at = ((g * A + a) * (I * J) + i * J + j) * (N * P * Q) + (n * P + p) * Q + q
+            total += tl.load(columns + at, mask=there, other=0.0)
+    tl.store(x + ((n * G + g) * A + a) * (H * V) + r, total, mask=known)
 
 
 @triton.jit
@@ -142,12 +129,14 @@ def correlated(x: Tensor, w: Tensor, form: Form, blocks: Blocks) -> Tensor:
     return y
 
 
-def spread(y: Tensor, w: Tensor, form: Form, blocks: Blocks) -> Tensor:
+def spread(y: Tensor, w: Tensor, form: Form) -> Tensor:
+    """One product of matrices for each group, whose results, all that an image hands on, are then added up by pixel."""
+    handed_on = torch.bmm(
+        w.view(form.G, form.C, form.A * form.I * form.J).transpose(1, 2),
+        y.view(form.N, form.G, form.C, form.P * form.Q).permute(1, 2, 0, 3).reshape(form.G, form.C, -1))
     x = y.new_empty(form.N, form.G * form.A, form.H, form.V)
-    pixels = form.N * triton.cdiv(form.H, form.S) * triton.cdiv(form.V, form.S)  # of one remainder
-    grid = (form.S**2 * triton.cdiv(pixels, blocks.columns), triton.cdiv(form.A, blocks.rows), form.G)
-    _spread[grid](y, w, x, form.G, form.N, *form[2:], *blocks[:3], precision(), num_warps=blocks.warps,
-                  num_stages=blocks.stages)
+    grid = (triton.cdiv(form.N * form.H * form.V, PIXELS), form.A, form.G)
+    _gathered[grid](handed_on, x, form.G, form.N, form.A, form.H, form.V, *form[6:], PIXELS)
     return x
 
 
