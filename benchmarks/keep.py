@@ -1,29 +1,75 @@
-"""Keeps the small files of a result folder of `fedsaddle reproduce` in docs/results: page, tables, numbers, pictures.
+"""Keeps the small files of a result folder of `fedsaddle reproduce` in docs/results: page, tables, numbers, pictures,
+and in runs.tar.xz what every run that has ended was set to and measured.
 
     python benchmarks/keep.py results/cdma/auc-mnist cdma/auc-mnist
+    python benchmarks/keep.py --back cdma/auc-mnist results/cdma/auc-mnist
+
+--back makes run folders of that archive, without models and without the rounds that were not evaluated. `fedsaddle
+reproduce` with the same settings skips them, so a study can be made larger, or its page again, on another machine.
 """
 
 from __future__ import annotations
 
+import io
+import json
 import re
 import shutil
 import sys
+import tarfile
 from pathlib import Path
 
+from fedsaddle.report.series import UNFINISHED, find, read_run
+
 DOCS = Path(__file__).parent.parent / "docs" / "results"
+PAGE = ("README.md", "table.csv", "curves.csv", "results.json", "study.json")
+WHOLE = ("run.toml", "summary.json", "ended.json", "environment.json")
 
 
-def keep(source: Path, name: str) -> None:
-    target = DOCS / name
+def keep(source: Path, target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     page = (source / "README.md").read_text(encoding="utf-8")
-    for file in ("README.md", "table.csv", "curves.csv", "results.json", "study.json"):
+    for file in PAGE:
         shutil.copy(source / file, target / file)
     for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page):
         (target / picture).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source / picture, target / picture)
+    with tarfile.open(target / "runs.tar.xz", "w:xz") as archive:
+        for folder in sorted(find(source)):
+            for name, content in _measured(folder).items():
+                entry = tarfile.TarInfo(str(folder.relative_to(source) / name))
+                entry.size = len(content)
+                archive.addfile(entry, io.BytesIO(content))
+
+
+def back(source: Path, target: Path) -> None:
+    with tarfile.open(source / "runs.tar.xz") as archive:
+        for entry in archive:
+            if (target / entry.name).exists():
+                raise SystemExit(f"{target / entry.name} is there already; give another folder, or remove it")
+        archive.extractall(target, filter="data")
+    for picture in source.glob("*/seed-*/*.png"):
+        shutil.copy(picture, target / picture.relative_to(source))
+
+
+def _measured(folder: Path) -> dict[str, bytes]:
+    """The files of a run that matter to a study; none if it is yet to go on."""
+    run = read_run(folder)
+    if run.state == UNFINISHED:
+        return {}
+    looks = "".join(json.dumps(record) + "\n" for record in run.records if "measures" in record)
+    files = {name: (folder / name).read_bytes() for name in WHOLE if (folder / name).exists()}
+    return {**files, "records.jsonl": looks.encode()}
+
+
+def main() -> None:
+    if len(sys.argv) == 4 and sys.argv[1] == "--back":
+        back(DOCS / sys.argv[2], Path(sys.argv[3]))
+    elif len(sys.argv) == 3:
+        keep(Path(sys.argv[1]), DOCS / sys.argv[2])
+    else:
+        raise SystemExit(__doc__)
 
 
 if __name__ == "__main__":
-    keep(Path(sys.argv[1]), sys.argv[2])
+    main()

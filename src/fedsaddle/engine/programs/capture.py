@@ -6,6 +6,7 @@ memory, so that the host never waits for the device.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -34,6 +35,16 @@ def each_captured(finish: Finish) -> Finish:
     return finished
 
 
+@functools.cache
+def _kept(device: int) -> torch.cuda.CUDAGraph:
+    """A graph whose memory all others of this device share: one runs at a time, and its results are copied before the
+    next does. It stays, since torch gives up memory that no graph uses any more."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        torch.zeros(1, device="cuda")
+    return graph
+
+
 class Captured:
     """Results are copies: the graph's own memory is written by the next call."""
 
@@ -58,11 +69,13 @@ class Captured:
                 unpacked()
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
+        shared = _kept(torch.cuda.current_device()).pool()
         try:
-            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            with torch.cuda.graph(self.graph, pool=shared, capture_error_mode="thread_local"):
                 self.results = unpacked()
         except RuntimeError as error:
             torch.cuda.synchronize()
+            _kept.cache_clear()  # what was being recorded may still hold that memory
             raise Untraceable(f"it cannot be captured: {str(error).splitlines()[0][:200]}") from error
 
     def __call__(self, *values: Tensor) -> list[Tensor]:
