@@ -10,6 +10,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
+from fedsaddle import recipes
 from fedsaddle.cli import app
 
 ROOT = Path(__file__).parent.parent
@@ -39,6 +40,10 @@ def test_the_shell_example_is_short_and_its_commands_exist(tmp_path, monkeypatch
             more = ["--set", "run.rounds=2"] if words[1] == "run" else []
             result = CliRunner().invoke(app, words[1:] + more)
             assert result.exit_code == 0, result.output
+
+
+def test_as_many_recipes_of_papers_as_it_says():
+    assert f"{sum('/' in name for name in recipes.names())} recipes of five papers" in README
 
 
 def test_links_lead_somewhere():
