@@ -133,14 +133,28 @@ def test_sooner_compares_rounds_and_never_counts_as_infinitely_many():
 
 
 def test_runs_under_way_decide_nothing_that_they_may_still_change():
-    slow, over = curve(0.1, 0.2)._replace(unfinished="20 of 40 rounds"), curve(0.1, 0.6)
+    slow = curve(0.1, 0.2)._replace(unfinished="20 of 40 rounds")
     reaches = verdict({"a": [slow]}, kind="reaches", methods=("a",), value=0.5)
     assert reaches.verdict == UNKNOWN
     assert "unfinished: a" in reaches.detail
     assert verdict({"a": [slow]}, kind="never reaches", methods=("a",), value=0.5).verdict == UNKNOWN
     assert verdict({"a": [slow]}, kind="reaches", methods=("a",), value=0.5, within=20).verdict == FAILS
-    assert verdict({"a": [slow], "b": [over]}, kind="sooner", methods=("a",), than=("b",), value=0.5).verdict == UNKNOWN
-    assert verdict({"a": [slow], "b": [over]}, kind="sooner", methods=("a",), than=("b",), value=0.15).verdict == FAILS
+
+
+def test_a_run_that_may_still_reach_a_value_takes_longer_than_it_has_gone():
+    """Whether unfinished or shorter than the claim: it can be later than others already, and never yet sooner."""
+    slow, over, late = curve(0.1, 0.2)._replace(unfinished="20 of 40 rounds"), curve(0.1, 0.6), curve(0.1, 0.1, 0.6)
+    sooner = {"kind": "sooner", "methods": ("a",), "than": ("b",), "value": 0.5}
+    assert verdict({"a": [slow], "b": [late]}, **sooner).verdict == UNKNOWN
+    assert verdict({"a": [slow], "b": [over]}, **sooner).verdict == FAILS
+    assert verdict({"a": [slow], "b": [over]}, **sooner | {"value": 0.15}).verdict == FAILS
+    assert verdict({"a": [curve(0.6)], "b": [slow]}, **sooner).verdict == HOLDS
+    short, early, within = curve(0.1, 0.2), curve(0.6, 0.6), {"within": 300.0}
+    assert verdict({"a": [short], "b": [short]}, **sooner).verdict == FAILS  # all rounds that there are
+    assert verdict({"a": [short], "b": [short]}, **sooner, **within).verdict == UNKNOWN
+    assert verdict({"a": [short], "b": [early]}, **sooner, **within).verdict == FAILS
+    assert verdict({"a": [early], "b": [short]}, **sooner, **within).verdict == HOLDS
+    assert verdict({"a": [early, late], "b": [short, late]}, **sooner, **within).verdict == UNKNOWN
 
 
 def test_usable_steps_are_the_most_that_lose_no_more_than_the_margin():

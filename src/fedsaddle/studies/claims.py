@@ -122,25 +122,28 @@ def _may_still(claim: Claim, curve: Curve) -> bool:
 
 
 def _sooner(claim: Claim, evidence: Evidence) -> tuple[str, str]:
-    taken, under_way = {}, set()
+    """Rounds to the value. Of a run that may still reach it, it is known that it takes longer than it has gone."""
+    taken, at_least = {}, {}
     for label in (*claim.methods, *claim.than):
         curves = evidence.curves[label]
         rounds = [of.rounds_to(curve, claim.value, evidence.higher, claim.within) for curve in curves]
         taken[label] = spread(rounds)
-        if any(math.isinf(value) and curve.unfinished and _may_still(claim, curve)
-               for value, curve in zip(rounds, curves, strict=True)):
-            under_way.add(label)
+        at_least[label] = spread(
+            float(curve.looks[-1].round) if math.isinf(value) and _may_still(claim, curve) else value
+            for value, curve in zip(rounds, curves, strict=True))
     verdicts = []
     for one in claim.methods:
         for other in claim.than:
-            if {one, other} & under_way:
-                verdicts.append(UNKNOWN)
-            elif math.isinf(taken[one].mean):
-                verdicts.append(FAILS)
-            else:
-                noise = math.hypot(taken[one].deviation, taken[other].deviation)
-                verdicts.append(_decided(taken[other].mean - taken[one].mean, noise, False))
-    return _worst(verdicts), "; ".join(f"{label} {_rounds(value)}" for label, value in taken.items())
+            pairs = {(taken[one], at_least[other]), (at_least[one], taken[other])}  # the worst and the best case
+            cases = {_fewer(*pair) for pair in pairs}
+            verdicts.append(cases.pop() if len(cases) == 1 else UNKNOWN)
+    return _worst(verdicts), "; ".join(f"{label} {_rounds(taken[label])}" for label in taken)
+
+
+def _fewer(one: Spread, other: Spread) -> str:
+    if math.isinf(one.mean):
+        return FAILS
+    return _decided(other.mean - one.mean, math.hypot(one.deviation, other.deviation), False)
 
 
 def _usable(claim: Claim, evidence: Evidence) -> tuple[str, str]:
