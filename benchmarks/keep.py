@@ -1,5 +1,5 @@
 """Keeps the small files of a result folder of `fedsaddle reproduce` in docs/results: page, tables, numbers, pictures,
-and in runs.tar.xz what every run that has ended was set to and measured.
+and in runs.tar.xz what every run that has ended was set to and measured. Brings the overview up to date (overview.py).
 
     python benchmarks/keep.py results/cdma/auc-mnist cdma/auc-mnist
     python benchmarks/keep.py --back cdma/auc-mnist results/cdma/auc-mnist
@@ -17,6 +17,8 @@ import shutil
 import sys
 import tarfile
 from pathlib import Path
+
+import overview
 
 from fedsaddle.report.series import UNFINISHED, find, read_run
 
@@ -67,6 +69,7 @@ def main() -> None:
         back(DOCS / sys.argv[2], Path(sys.argv[3]))
     elif len(sys.argv) == 3:
         keep(Path(sys.argv[1]), DOCS / sys.argv[2])
+        overview.write()
     else:
         raise SystemExit(__doc__)
 

@@ -509,6 +509,30 @@ def test_without_matplotlib_there_are_csv_files_and_one_line(study, tmp_path, mo
     assert [int(row["floats"]) for row in own] == [line["total"]["floats_up"] for line in lines]
 
 
+def write_dead(folder):
+    """The scores of this run are all the same at its end."""
+    lines = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    lines[-1]["alarms"] = ["the score is saturated"]
+    (folder / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_where_a_seed_died_every_seed_is_drawn_and_no_mean(tmp_path):
+    pytest.importorskip("matplotlib")
+    write_study(tmp_path, rounds=10)
+    write_dead(tmp_path / "CDMA" / "seed-1")
+    figure = plots.curves(content([tmp_path]), "test.auc", "rounds")
+    lines = [line for line in figure.axes[0].lines if len(line.get_xdata()) > 1]
+    assert len(lines) == 3 + 1 and len(figure.axes[0].collections) == 1  # one band
+    assert figure.axes[0].get_legend_handles_labels()[1] == ["CDMA (1 of 3 died)", "SGDA-x"]
+    values = np.array([line.get_ydata() for line in lines[:3]])
+    assert np.allclose(values, [[record["measures"]["test"]["auc"] for record in read_run(path).records]
+                                for path in sorted((tmp_path / "CDMA").glob("seed-*"))])
+
+
+def test_no_two_of_many_series_look_alike():
+    assert len({tuple(plots.style(at).values()) for at in range(32)}) == 32
+
+
 def test_a_run_that_was_pruned_did_not_die(tmp_path):
     write_run(tmp_path / "a", rounds=3, complete=False)
     (tmp_path / "a" / "ended.json").write_text(json.dumps({"how": "pruned", "round": 3, "why": "behind the others"}))

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import pytest
 
 from fedsaddle.report import page, plots
-from test_report import write_study
+from test_report import write_dead, write_study
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 client = pytest.importorskip("websockets.sync.client", reason="websockets is not installed")
@@ -255,3 +255,22 @@ def test_paper_is_light_and_without_controls(shown):
     assert tab.ask("getComputedStyle(document.querySelector('.controls')).display") == "none"
     tab.call("Emulation.setEmulatedMedia", media="", features=[])
     assert base64.b64decode(tab.call("Page.printToPDF")["data"]).startswith(b"%PDF")
+
+
+def test_of_many_methods_no_two_look_alike_and_a_dead_seed_is_not_averaged(shown, tmp_path, monkeypatch):
+    tab, _ = shown
+    monkeypatch.setattr(plots, "available", lambda: False)
+    methods = [f"M{at:02}{'x' * at}" for at in range(13)]
+    write_study(tmp_path / "in", methods=methods, rounds=6)
+    write_dead(tmp_path / "in" / methods[4] / "seed-2")
+    tab.open(page.write([tmp_path / "in"], tmp_path / "report.html"))
+    looks = tab.ask("[...document.querySelectorAll('#curves .legend line')].map((line) => "
+                    "getComputedStyle(line).stroke + line.getAttribute('stroke-dasharray'))")
+    assert len(looks) == len(set(looks)) == 13
+    assert tab.ask("[...document.querySelectorAll('#curves g[data-series]')].map((group) => "
+                   "group.querySelectorAll('.thin').length)") == [3 if at == 4 else 0 for at in range(13)]
+    assert len(tab.curves()) == 12
+    assert tab.ask("document.querySelectorAll('#curves .mark').length") == 1
+    assert "every seed where one died" in tab.ask("document.getElementById('band').textContent")
+    tab.choose("band", "range")
+    assert len(tab.curves()) == 13

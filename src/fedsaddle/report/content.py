@@ -112,10 +112,11 @@ def dates(series: Sequence[Series]) -> str:
 
 
 def curves(one: Series, known: Sequence[str]) -> list[dict[str, Any]]:
-    """Every run's evaluations as columns. Runs that `count` are those in the means."""
+    """Every run's evaluations as columns. Runs that `count` are those in the means, those that `died` have
+    nothing to show for it."""
     counted = [run.folder for run in one.evaluated or one.runs]
     return [{
-        "seed": run.seed, "state": run.state, "counts": run.folder in counted,
+        "seed": run.seed, "state": run.state, "counts": run.folder in counted, "died": run.died,
         "x": {axis: along(run, axis) for axis in AXES}, "y": columns(run, known),
     } for run in one.runs]
 

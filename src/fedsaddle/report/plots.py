@@ -17,6 +17,7 @@ from fedsaddle.report.tables import number
 
 COLOURS = ("#0060a8", "#c94f00", "#00805e", "#b0508a", "#8f6400", "#2488b5", "#6a51a3", "#5f6368")  # as on the page
 DASHES = ("-", "--", ":", "-.")
+TURN = (0, 1, 1, 0, 2, 2, 3, 3)  # the dashes of every four series
 AXIS = {"rounds": "rounds", "floats": "floats received by the server", "bytes": "bytes sent, both ways",
         "time": "virtual time (seconds)"}
 WAYS = (("down", COLOURS[7]), ("up", COLOURS[0]), ("late", COLOURS[1]))
@@ -77,14 +78,17 @@ def blank(width: float = 7.0, height: float = 4.2, parts: tuple[int, int] = (1, 
 
 
 def style(at: int) -> dict[str, Any]:
-    """Colour and dashes of a series: eight colours, the latter four dashed, then other dashes."""
-    return {"color": COLOURS[at % 8], "linestyle": DASHES[(at // 8) % 4 if at >= 8 else int(at > 3)]}
+    """Colour and dashes of a series, as on the page: no two of the first 32 are alike."""
+    return {"color": COLOURS[at % 8], "linestyle": DASHES[TURN[at // 4 % 8]]}
 
 
 def curves(data: dict[str, Any], measure: str, axis: str) -> Any:
-    """Mean over seeds, and a band of one standard deviation."""
+    """Mean over seeds, and a band of one standard deviation; every seed where one of them died."""
     figure, axes = blank(9.0)
     for at, one in enumerate(data["series"]):
+        if any(run["died"] and run["counts"] for run in one["runs"]):
+            _every_seed(axes, one, axis, measure, data["smooth"], style(at))
+            continue
         found = curve([run for run in one["runs"] if run["counts"]], axis, measure, data["smooth"])
         if not len(found.x):
             continue
@@ -97,6 +101,19 @@ def curves(data: dict[str, Any], measure: str, axis: str) -> Any:
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
+
+
+def _every_seed(axes: Any, one: dict[str, Any], axis: str, measure: str, smooth: int, look: dict[str, Any]) -> None:
+    """A mean of the living and the dead says nothing of either."""
+    dead = sum(run["died"] for run in one["runs"])
+    label = f"{one['label']} ({dead} of {len(one['runs'])} died)"
+    for run in one["runs"]:
+        found = curve([run], axis, measure, smooth)
+        if len(found.x):
+            axes.plot(found.x, found.mean, label=label, linewidth=0.9, **look)
+            label = None
+            if run["died"]:
+                axes.plot(found.x[-1], found.mean[-1], "x", color=look["color"])
 
 
 def clients(data: dict[str, Any], name: str) -> Any:

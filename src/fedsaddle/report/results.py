@@ -164,7 +164,7 @@ def results(series: Sequence[Series], measure: str) -> list[Line]:
             bytes=spread([total(run, ("bytes_up", "bytes_down")) for run in one.evaluated]),
             seconds=spread([sum(r.get("seconds", 0.0) for r in run.records) for run in one.evaluated]),
             states=tuple(run.state for run in one.runs),
-            alarmed=sum(run.state == COMPLETE and bool(run.alarm) for run in one.runs)))
+            alarmed=sum(run.died and run.state == COMPLETE for run in one.runs)))
     return lines
 
 

@@ -42,6 +42,11 @@ class Run(NamedTuple):
         return last[0] if last else ""
 
     @property
+    def died(self) -> bool:
+        """Whether it diverged, or came to its end with a solution that is worth nothing."""
+        return self.state == DIVERGED or (self.state == COMPLETE and bool(self.alarm))
+
+    @property
     def home(self) -> tuple[str, ...]:
         """The parts of its path without those that name a seed."""
         return tuple(part for part in self.folder.resolve().parts if not SEED.match(part))

@@ -69,6 +69,10 @@ function edges(point, band) {
   return null;
 }
 
+// A mean of living and dead seeds says nothing of either: where one died, every seed is drawn instead of a deviation.
+const withDead = (each) => each.some(({ run }) => run.died && run.counts);
+const bandOf = (each, band) => band === "deviation" && withDead(each) ? "seeds" : band;
+
 function drawCurves() {
   const host = section("curves");
   if (!host) return;
@@ -76,7 +80,8 @@ function drawCurves() {
   const again = () => draw();
   const [measureLabel, measure] = choice("measure", data.measures.map((name) => [name, name]), again);
   const [axisLabel, axis] = choice("against", data.axes.map((name) => [name, AXIS[name][0]]), again);
-  const [bandLabel, band] = choice("over seeds", [["deviation", "± one standard deviation"], ["range", "least to most"],
+  const [bandLabel, band] = choice("over seeds", [["deviation",
+    data.series.some((one) => one.runs.some((run) => run.died && run.counts)) ? "± one standard deviation; every seed where one died" : "± one standard deviation"], ["range", "least to most"],
     ["seeds", "every seed"], ["none", "mean only"]], again);
   const width = el("input", { type: "number", min: 1, max: 100, value: data.smooth });
   const log = el("input", { type: "checkbox" });
@@ -92,8 +97,8 @@ function drawCurves() {
     const steps = Math.max(1, Math.floor(Number(width.value)) || 1);
     const all = data.series.map((one) => curve(one, axis.value, measure.value, steps));
     const shown = all.map((one, at) => ({ ...one, at })).filter(({ at }) => !hidden.has(at));
-    const values = shown.flatMap(({ grid, each }) => [...grid.flatMap((point) => [point.mean, ...(edges(point, band.value) || [])]),
-      ...each.filter(({ run }) => band.value === "seeds" || !run.counts).flatMap(({ line }) => line.map(([, y]) => y))]);
+    const values = shown.flatMap(({ grid, each }) => [...grid.flatMap((point) => [point.mean, ...(edges(point, bandOf(each, band.value)) || [])]),
+      ...each.filter(({ run }) => bandOf(each, band.value) === "seeds" || !run.counts).flatMap(({ line }) => line.map(([, y]) => y))]);
     const positive = values.filter((value) => value !== null && value > 0);
     const useLog = log.checked && positive.length > 0;
     const yRange = extent(useLog ? positive : values);
@@ -106,7 +111,7 @@ function drawCurves() {
     const x = { label: AXIS[axis.value][0], range: xRange[0] === xRange[1] ? padded(xRange) : xRange };
     const y = { label: measure.value, range: useLog ? [yRange[0] / 1.1, yRange[1] * 1.1] : padded(yRange), log: useLog };
     state = { ...frame(chart, { x, y, title: `${measure.value} against ${x.label}` }), shown };
-    shown.forEach((one) => one.grid.length + one.each.length && drawOne(state, one, band.value, useLog));
+    shown.forEach((one) => one.grid.length + one.each.length && drawOne(state, one, bandOf(one.each, band.value), useLog));
     const end = () => { untip(chart); state && state.drawing.querySelectorAll(".cursor").forEach((old) => old.remove()); };
     state.drawing.addEventListener("pointermove", (event) => hover(event, chart, state, axis.value));
     state.drawing.addEventListener("pointerleave", end);
@@ -132,9 +137,9 @@ function drawOne({ drawing, sx, sy }, { grid, each, at }, band, log) {
   flush();
   for (const { run: one, line } of each) {
     if (band !== "seeds" && one.counts) continue;
-    group.append(svg("path", { class: "thin", d: path(line, sx, sy, log), "stroke-dasharray": one.counts ? null : "3 3" }));
+    group.append(svg("path", { class: "thin", d: path(line, sx, sy, log), "stroke-dasharray": one.counts ? dash(at) : "3 3" }));
     const last = line.filter(([, y]) => y !== null && !(log && y <= 0)).pop();
-    if (last && one.state === "diverged") {
+    if (last && one.died) {
       const [px, py] = [sx(last[0]), sy(last[1])];
       group.append(svg("path", { class: "mark", d: `M${px - 4} ${py - 4}L${px + 4} ${py + 4}M${px - 4} ${py + 4}L${px + 4} ${py - 4}` }));
     }
