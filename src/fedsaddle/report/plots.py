@@ -111,7 +111,7 @@ def _every_seed(axes: Any, one: dict[str, Any], axis: str, measure: str, smooth:
         found = curve([run], axis, measure, smooth)
         if len(found.x):
             axes.plot(found.x, found.mean, label=label, linewidth=0.9, **look)
-            label = None
+            label = ""  # one entry of the legend for all seeds
             if run["died"]:
                 axes.plot(found.x[-1], found.mean[-1], "x", color=look["color"])
 
