@@ -74,6 +74,20 @@ def test_a_folder_with_other_settings_is_refused_even_when_it_is_done(tmp_path, 
         errands.carry_out([Errand(tmp_path / "one", settings(rounds=2, eta=0.01))], 1, lambda news: None)
 
 
+def test_more_rounds_make_a_run_longer_and_fewer_are_refused(tmp_path, monkeypatch):
+    whole = undisturbed(tmp_path / "whole", settings(rounds=80), monkeypatch)
+    undisturbed(tmp_path / "one", settings(rounds=40), monkeypatch)
+    assert undisturbed(tmp_path / "one", settings(rounds=80), monkeypatch) == whole
+    for other in (settings(rounds=60), settings(rounds=100, eta=0.01)):
+        with pytest.raises(SettingError, match="holds a run with other settings"):
+            errands.prepare(Errand(tmp_path / "one", other))
+    with pytest.raises(SettingError, match="holds a run with other settings"):  # only looking changes nothing
+        errands.see_to([Errand(tmp_path / "one", settings(rounds=100))])
+    with pytest.raises(SettingError, match="holds a run with other settings"):  # a search compares equal rounds
+        errands.prepare(Errand(tmp_path / "one", settings(rounds=100), pruning={}))
+    assert errands.ended(tmp_path / "one") == COMPLETE
+
+
 MANY = """
 import sys
 sys.path.insert(0, sys.argv[1])

@@ -37,7 +37,7 @@ def test_the_shell_example_is_short_and_its_commands_exist(tmp_path, monkeypatch
     for line in lines:
         words = shlex.split(line, comments=True)
         if "fedsaddle" in words[0]:
-            more = ["--set", "run.rounds=2"] if words[1] == "run" else []
+            more = ["--set", "run.rounds=2"] if words[1] == "run" else ["--rounds", "4"] if "--rounds" in words else []
             result = CliRunner().invoke(app, words[1:] + more)
             assert result.exit_code == 0, result.output
 

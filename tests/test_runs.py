@@ -124,6 +124,40 @@ def test_kill_and_resume_equals_an_uninterrupted_run(file, tmp_path):
     assert any(r["skipped"] for r in records), "the test should cover skipped rounds"
 
 
+def test_a_complete_run_can_be_made_longer_and_equals_one_that_always_was(file, tmp_path):
+    run_in_process(file(rounds=40), tmp_path / "whole")
+    run_in_process(file(rounds=20), tmp_path / "run")
+    code, _, err = finish(fedsaddle("resume", tmp_path / "run", "--rounds", 40, cwd=tmp_path))
+    assert code == 0, err
+    for name in ("model.safetensors", "run.toml"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 40
+    before = (tmp_path / "run" / "records.jsonl").read_bytes()
+    for rounds in (40, 10):
+        code, _, err = finish(fedsaddle("resume", tmp_path / "run", "--rounds", rounds, cwd=tmp_path))
+        assert code != 0 and "the run has 40 already" in err
+    assert (tmp_path / "run" / "summary.json").exists() and (tmp_path / "run" / "records.jsonl").read_bytes() == before
+
+
+def test_several_methods_can_be_made_longer(file, tmp_path):
+    path = tmp_path / "two.toml"
+    text = file(rounds=4).read_text()
+    start, end = text.index("[algorithm]"), text.index("[problem]")
+    path.write_text(text[:start] + text[end:] + """[algorithms.A]
+name = "parallel-sgda"
+[algorithms.B]
+name = "cdma-nc"
+[overrides.B.run]
+rounds = 6
+""")
+    code, _, err = finish(fedsaddle("run", path, "--out", tmp_path / "two", cwd=tmp_path))
+    assert code == 0, err
+    code, _, err = finish(fedsaddle("resume", tmp_path / "two", "--rounds", 8, cwd=tmp_path))
+    assert code == 0, err
+    assert [len(timeless(tmp_path / "two" / label)) for label in "AB"] == [8, 6]  # B has rounds of its own
+
+
 @pytest.mark.parametrize("damage", ["truncated tensors", "flipped bit", "truncated numbers", "missing file"])
 def test_a_damaged_checkpoint_is_passed_over(file, tmp_path, damage):
     path = file(rounds=12)

@@ -69,11 +69,16 @@ def run(
 
 
 @app.command()
-def resume(folder: Annotated[Path, typer.Argument(help="the run folder")]) -> None:
-    """Go on with a run that was stopped or killed, as if nothing had happened."""
+def resume(
+    folder: Annotated[Path, typer.Argument(help="the run folder")],
+    rounds: Annotated[int | None, typer.Option(min=1, help="as many in all, more than it was to have")] = None,
+) -> None:
+    """Go on with a run that was stopped or killed, as if nothing had happened; with --rounds, with a complete one."""
     if not (folder / "run.toml").exists():
         raise SettingError(f"resume {str(folder)!r}: holds no run.toml; give a folder that `fedsaddle run` wrote")
     settings, target = settle(read(folder / "run.toml")), RunFolder(folder)
+    if rounds is not None:
+        settings = _longer(settings, target, rounds)
     _carry_out_all(settings, target, {})
     cli_table.conclude(settings, target)
 
@@ -92,6 +97,22 @@ def list_(
         typer.echo(json.dumps(rows, indent=1))
     else:
         out.print(listing(what, rows))
+
+
+def _longer(settings: Settings, target: RunFolder, rounds: int) -> Settings:
+    """The settings with more rounds, in all folders of the run. Of several processes the first one writes them."""
+    longer = replace(settings, run=replace(settings.run, rounds=rounds))
+    if not _first():
+        return longer
+    if rounds <= settings.run.rounds:
+        raise SettingError(f"--rounds {rounds}: the run has {settings.run.rounds} already, and rounds can only be "
+                           "added; give more, or leave it out")
+    target.lengthen(tables_of(longer))
+    for label in filter(None, longer.algorithms):
+        folder, own = RunFolder(target.path / label), method(longer, label)
+        if own.run.rounds == rounds and (folder.path / "run.toml").exists():  # others have rounds of their own
+            folder.lengthen(tables_of(own))
+    return longer
 
 
 def _carry_out_all(settings: Settings, target: RunFolder, jobs: dict[str, Any]) -> None:

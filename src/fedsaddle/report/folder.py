@@ -65,6 +65,12 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         replace_file(self.path / "run.toml", tomli_w.dumps(tables).encode())
 
+    def lengthen(self, tables: dict[str, Any]) -> None:
+        """More rounds for the run, also if it is complete: from its last checkpoint it goes on."""
+        with self.held():  # whoever is at work there does not know of them
+            replace_file(self.path / "run.toml", tomli_w.dumps(tables).encode())
+            (self.path / "summary.json").unlink(missing_ok=True)
+
     @contextmanager
     def held(self) -> Iterator[None]:
         """For one process at a time; two would write the same rounds. It ends with the process, however that ends."""

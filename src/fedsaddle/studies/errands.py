@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,14 +64,27 @@ def usual_jobs(settings: Settings) -> int:
 
 
 def prepare(errand: Errand) -> None:
-    """Make the folder, or see that what is in it has the same settings."""
-    file = errand.folder / "run.toml"
-    if not file.exists():
+    """Make the folder, or see that what is in it has the same settings. A run of fewer rounds is made longer."""
+    if not (errand.folder / "run.toml").exists():
         RunFolder(errand.folder).create(tables_of(errand.settings))
-        return
-    if _asked_for(settle(read(file))) != _asked_for(errand.settings):
+    elif errand.pruning is None and _there(errand).run.rounds < errand.settings.run.rounds:
+        _compare(errand, rounds=errand.settings.run.rounds)
+        RunFolder(errand.folder).lengthen(tables_of(errand.settings))
+    else:
+        _compare(errand)
+
+
+def _compare(errand: Errand, **but: Any) -> None:
+    """See that the run that is there has the settings of the errand, but for these of [run]."""
+    there = _there(errand)
+    there = replace(there, run=replace(there.run, **but))
+    if _asked_for(there) != _asked_for(errand.settings):
         raise SettingError(f"--out {str(errand.folder)!r}: holds a run with other settings; give another folder, or "
                            "remove it")
+
+
+def _there(errand: Errand) -> Settings:
+    return settle(read(errand.folder / "run.toml"))
 
 
 def see_to(errands: Sequence[Errand]) -> None:
@@ -80,7 +94,7 @@ def see_to(errands: Sequence[Errand]) -> None:
         raise SettingError(f"--no-run: no run of {str(errands[0].folder.parent.parent)!r} has recorded a round yet; "
                            "leave it out, or give the folder of such runs with --out")
     for errand in begun:
-        prepare(errand)
+        _compare(errand)
 
 
 def _asked_for(settings: Settings) -> dict[str, Any]:
