@@ -207,8 +207,9 @@ SECTIONS: tuple[tuple[str, str, Callable[[Found], str]], ...] = (
     ("run", "What was run", ran),
     ("claims", "The paper's claims", claims),
     ("curves", "Curves", drawings(
-        "Lines are means over the seeds of complete runs, where a method has some. A thin dotted line is a run in no "
-        "mean: not finished, or diverged (cross). Against floats, bytes and time seeds are interpolated.",
+        "Lines are means over the seeds of complete runs, where a method has some. Thin lines are single runs: all of "
+        "a method that lost one to an alarm or diverged (a cross at its end); dotted: one in no mean, not finished or "
+        "diverged. Against floats, bytes and time seeds are interpolated.",
         lambda found: bool(found["measures"]))),
     ("fairness", "Client fairness", drawings("The last solution, client by client.",
                                              lambda found: any(found["clients"]))),
