@@ -5,7 +5,8 @@ and in runs.tar.xz what every run that has ended was set to and measured. Brings
     python benchmarks/keep.py --back cdma/auc-mnist results/cdma/auc-mnist
 
 --back makes run folders of that archive, without models and without the rounds that were not evaluated. `fedsaddle
-reproduce` with the same settings skips them, so a study can be made larger, or its page again, on another machine.
+reproduce` with the same settings skips them, so a study can be made larger, or its page again, on another machine. With
+more rounds it does them from the start, since checkpoints are not kept.
 """
 
 from __future__ import annotations
