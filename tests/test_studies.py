@@ -7,9 +7,10 @@ import shutil
 import statistics
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
-from fedsaddle import recipes
+from fedsaddle import cli_studies, recipes
 from fedsaddle.assemble import job_from_settings
 from fedsaddle.cli import app
 from fedsaddle.config import method, read, settle, tables_of
@@ -289,6 +290,16 @@ def test_a_study_under_way_is_looked_at_without_running_anything(small, tmp_path
         out / "README.md").read_text()
     other = CliRunner().invoke(app, [*command, "--no-run", "--set", "run.batch_size=7"])
     assert "other settings" in str(other.exception) + other.output
+
+
+def test_long_names_of_methods_stay_whole_in_a_narrow_terminal(small, tmp_path, monkeypatch):
+    console = Console(width=60, record=True)
+    monkeypatch.setattr(cli_studies, "out", console)
+    small.write_text(SMALL.replace("NC", "CyCP-Minimax-with-64-steps"), encoding="utf-8")
+    plan = reproduce.planned(study.load(str(small)), 1, quick=False, only=(), assignments=())
+    cli_studies._show(plan, reproduce.results(plan, tmp_path))
+    rows = [line.split("│")[1].strip() for line in console.export_text().splitlines() if line.startswith("│")]
+    assert "".join(rows) == "".join(plan.labels)
 
 
 def test_a_miniature_is_smaller_and_says_so(small):

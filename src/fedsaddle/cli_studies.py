@@ -96,7 +96,7 @@ def _show(plan: reproduce.Plan, got: reproduce.Results) -> None:
     title = plan.study.about + (" (miniature: --quick)" if plan.quick else "")
     shown = Table(title=title, caption=plan.study.paper.table or None)
     for name in head:
-        shown.add_column(name, justify="left" if name == "method" else "right")
+        shown.add_column(name, justify="left" if name == "method" else "right", overflow="fold")
     for row in rows:
         shown.add_row(*row)
     out.print(shown)
