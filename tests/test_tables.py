@@ -451,6 +451,19 @@ def test_a_stopped_fit_is_resumed_on_the_same_file_only(tmp_path):
     assert "has changed since the run began" in complaint("resume", tmp_path / "stopped")
 
 
+def test_a_fit_that_is_made_longer_is_as_one_that_always_was(tmp_path):
+    path = own_file(tmp_path / "own.csv", 600)
+    for name, rounds in (("long", 8), ("short", 4)):
+        assert fedsaddle(*fit(path, "--out", tmp_path / name, "--rounds", rounds, "--set", "algorithm.stage_rounds=3")
+                         ).exit_code == 0
+    before = (tmp_path / "short" / "report.json").read_text()
+    longer = fedsaddle("resume", tmp_path / "short", "--rounds", 8)
+    assert longer.exit_code == 0 and "AUC over all clients" in longer.output
+    for name in ("report.json", "test_scores.csv", "model.safetensors"):
+        assert (tmp_path / "short" / name).read_bytes() == (tmp_path / "long" / name).read_bytes()
+    assert (tmp_path / "short" / "report.json").read_text() != before
+
+
 def test_step_sizes_follow_the_share_of_positives(tmp_path):
     path = own_file(tmp_path / "own.csv", 2000)
     data = {"file": str(path), "label": "died", "client": "hospital"}

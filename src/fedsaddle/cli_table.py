@@ -28,7 +28,7 @@ from fedsaddle.runs import threads
 out, err = Console(), Console(stderr=True)
 Show = Callable[[Settings, RunFolder, dict[str, Any]], None]
 SHOWN = 6  # names in a line
-REPORT = "report.json"
+REPORT, SCORES = "report.json", "test_scores.csv"
 
 
 def add_to(app: typer.Typer, carry_out_all: Show, free: Callable[[Path], Path]) -> None:
@@ -94,6 +94,12 @@ def _described(prepared: Prepared) -> str:
     ])
 
 
+def reopen(target: RunFolder) -> None:
+    """What `fit` found at its end is no longer true of a run that goes on."""
+    for name in (REPORT, SCORES):
+        (target.path / name).unlink(missing_ok=True)
+
+
 def conclude(settings: Settings, target: RunFolder) -> None:
     """What `fit` does at its end, for a run that was stopped and has gone on."""
     prepared = None if (target.path / REPORT).exists() else fitting.rows_of(settings)
@@ -107,7 +113,7 @@ def _conclude(prepared: Prepared, target: RunFolder, settings: Settings) -> None
     with threads(settings.run.threads):
         scores = fitting.load(target.path).score(prepared.data.test.inputs)
     found = fitting.report(scores, prepared.data.test.targets, clients.test, clients.names)
-    target.keep({"test_scores.csv": fitting.test_scores(prepared, scores),
+    target.keep({SCORES: fitting.test_scores(prepared, scores),
                  REPORT: json.dumps(plain(found._asdict()), indent=1) + "\n"})
     out.print(_table(found))
     out.print(f"score other rows with: fedsaddle score {target.path} FILE --out SCORES.csv", soft_wrap=True)
