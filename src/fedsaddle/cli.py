@@ -107,12 +107,12 @@ def _longer(settings: Settings, target: RunFolder, rounds: int) -> Settings:
     if rounds <= settings.run.rounds:
         raise SettingError(f"--rounds {rounds}: the run has {settings.run.rounds} already, and rounds can only be "
                            "added; give more, or leave it out")
-    target.lengthen(tables_of(longer))
-    cli_table.reopen(target)
     for label in filter(None, longer.algorithms):
         folder, own = RunFolder(target.path / label), method(longer, label)
         if own.run.rounds == rounds and (folder.path / "run.toml").exists():  # others have rounds of their own
             folder.lengthen(tables_of(own))
+    cli_table.reopen(target)
+    target.lengthen(tables_of(longer))  # last: until then the same call can be made again
     return longer
 
 

@@ -68,8 +68,8 @@ class RunFolder:
     def lengthen(self, tables: dict[str, Any]) -> None:
         """More rounds for the run, also if it is complete: from its last checkpoint it goes on."""
         with self.held():  # whoever is at work there does not know of them
+            (self.path / "summary.json").unlink(missing_ok=True)  # first: killed in between, it is as long as it was
             replace_file(self.path / "run.toml", tomli_w.dumps(tables).encode())
-            (self.path / "summary.json").unlink(missing_ok=True)
 
     @contextmanager
     def held(self) -> Iterator[None]:
