@@ -10,9 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shlex
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 DOCS = Path(__file__).parent.parent / "docs" / "results"
@@ -30,7 +28,7 @@ def row(folder: Path) -> list[str]:
     seeds = sorted({method["seeds"] for method in methods})
     died = sum(len(method["died"]) for method in methods)
     return [
-        f"[{name}]({name}/README.md)" + departures(study),
+        f"[{name}]({name}/README.md)" + departures(page),
         "H200" if "NVIDIA H200" in page else "CPU",
         f"{len(methods)} x " + (f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0]))
         + (f", {died} died" if died else ""),
@@ -39,12 +37,14 @@ def row(folder: Path) -> list[str]:
     ]
 
 
-def departures(study: dict[str, str]) -> str:
-    """Recipe and net, where they are not what the folder's name says."""
-    words = shlex.split(study["command"])
-    sets = [value for flag, value in pairwise(words) if flag == "--set"]
+def departures(page: str) -> str:
+    """What was not as in the recipe: net and rounds, and how many settings beside these."""
+    line = re.search(r"^\*\*Not as in the recipe\*\*: (.*)$", page, re.MULTILINE)
+    sets = re.findall(r"`([^`]+)`", line[1]) if line else []
     told = [f"`{value}`" for value in sets if value.startswith(WHAT)]
-    return "<br>" + ", ".join(told) if told else ""
+    more = len(sets) - len(told)
+    told += [f"{more} {'other setting' if told else 'setting'}{'s' * (more > 1)}"] if more else []
+    return f"<br>not as in the recipe: {', '.join(told)}" if told else ""
 
 
 def picture(folder: Path, measure: str) -> str:
