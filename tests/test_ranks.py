@@ -127,6 +127,32 @@ def test_three_processes_exchange_sums_rows_and_decisions(monkeypatch):
     assert not dist.is_initialized()
 
 
+A_GROUP_AND_ITS_END = """
+import os, threading, torch, torch.distributed
+from fedsaddle.engine.crew import Crew
+
+def threads():
+    return {open(f"/proc/self/task/{each}/comm").read().strip() for each in os.listdir("/proc/self/task")}
+
+before, hired = threads(), Crew(2)
+ranks = hired.hire(2, lambda ranks: ranks.largest(ranks.rank))
+import torch.distributed.nn.functional  # as tracing a work does
+assert ranks.largest(ranks.rank) == 1
+during = threads()
+hired.dismiss()
+print(sorted(during - before), sorted(threads() - before))
+"""
+
+
+@pytest.mark.skipif(not crew.possible(), reason="workers are forked on Linux alone")
+def test_a_group_takes_its_threads_along():
+    """What is left of them when the interpreter ends may abort the process, after all its work is done."""
+    ended = subprocess.run([sys.executable, "-c", A_GROUP_AND_ITS_END], env={**os.environ, "OMP_NUM_THREADS": "1"},
+                           text=True, capture_output=True, timeout=90, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "gloo" in ended.stdout and ended.stdout.rstrip().endswith(" []"), ended.stdout
+
+
 # torchrun.
 
 

@@ -16,6 +16,11 @@ from torch import Tensor
 
 from fedsaddle.maths.trees import leaves, with_leaves
 
+if dist.is_available():
+    # Its functions have the group that there is when they are defined as a default. Tracing imports it: after a group
+    # was made that would hold the group, and its threads, until the interpreter is gone, and may abort the process.
+    import torch.distributed.nn.functional
+
 
 class PartnerLost(RuntimeError):
     """Another process of the run is gone."""
