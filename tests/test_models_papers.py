@@ -68,6 +68,16 @@ def test_parameter_counts_by_hand():
     assert count(GRU().build((50,), 86)) == 86 * 50 + 3 * (50 * 50 + 50 * 50 + 50 + 50) + (50 * 86 + 86)
 
 
+def test_a_narrower_residual_net_has_as_many_parameters_as_by_hand():
+    first = 9 * 3 * 8 + 2 * 8
+    same = 4 * (9 * 8 * 8 + 2 * 8)  # two blocks of two convolutions, each with its normalisation
+    wider = [9 * w // 2 * w + 3 * 9 * w * w + 4 * 2 * w + w // 2 * w + 2 * w for w in (16, 32, 64)]
+    assert count(ResNet18(width=8).build((3, 32, 32), 2)) == first + same + sum(wider) + 64 * 2 + 2
+    first, same = 9 * 3 * 4 + 2 * 4, 6 * (9 * 4 * 4 + 2 * 4)
+    wider = [9 * w // 2 * w + 5 * 9 * w * w + 6 * 2 * w for w in (8, 16)]
+    assert count(ResNet20(width=4).build((3, 32, 32), 2)) == first + same + sum(wider) + 16 * 2 + 2
+
+
 CLASSIFIERS = {  # settings, the shape of an input
     "linear": ({}, (1, 8, 8)), "mlp": ({}, (1, 8, 8)), "lenet5": ({}, (1, 28, 28)), "cnn": ({}, (3, 32, 32)),
     "resnet18": ({}, (3, 8, 8)), "resnet20": ({"norm": "batch"}, (3, 16, 16)), "densenet121": ({}, (3, 8, 8)),
@@ -197,6 +207,7 @@ def test_the_form_follows_the_size_of_the_images_unless_it_is_set():
     (CNN(), (3, 16, 16), "16x16 are too small.*18x18"),
     (CNN(), (784,), "channels, height, width"),
     (ResNet18(groups=3), (3, 32, 32), r"model.groups = 3.*64 channels.*norm"),
+    (ResNet20(width=5), (3, 32, 32), r"model.groups = 2.*5 channels.*norm"),
     (DenseNet121(form="imagenet"), (3, 28, 28), "29x29"),
     (DCGAN28(), (1, 32, 32), "28x28.*resize"),
     (DCGAN64(), (3, 96, 96), "64x64.*dcgan28"),

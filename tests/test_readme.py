@@ -11,7 +11,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from fedsaddle import recipes
-from fedsaddle.cli import app
+from fedsaddle.cli import HELP, app
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -40,6 +40,12 @@ def test_the_shell_example_is_short_and_its_commands_exist(tmp_path, monkeypatch
             more = ["--set", "run.rounds=2"] if words[1] == "run" else ["--rounds", "4"] if "--rounds" in words else []
             result = CliRunner().invoke(app, words[1:] + more)
             assert result.exit_code == 0, result.output
+
+
+def test_help_has_every_command_below_a_heading():
+    shown = CliRunner().invoke(app, ["--help"]).output
+    headings = re.findall(r"╭─ (.*?) ─", shown)
+    assert headings == ["Options", *HELP, "Data"]  # those without a heading would stand below "Commands"
 
 
 def test_as_many_recipes_of_papers_as_it_says():

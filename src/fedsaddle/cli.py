@@ -41,10 +41,14 @@ from fedsaddle.sites.asking import SitesFailed
 from fedsaddle.sites.wire import TransportFailed, WireLost
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-                  help="Federated minimax optimisation: run, resume and list.")
+                  help="Federated minimax optimisation: simulations, the papers' experiments, and real sites.")
 out, err = Console(), Console(stderr=True)
-cli_images.add_to(app)
-app.add_typer(cli_data.app, name="data")
+HELP = {  # headings of `fedsaddle --help`, in this order, and the commands below each
+    "Runs": ("run", "resume", "list", "report", "compare"),
+    "Experiments": ("reproduce", "sweep", "classifier", "images"),
+    "Your own table": ("fit", "score"),
+    "Real sites": ("keys", "provision", "doctor", "server", "node", "replay", "deal"),
+}
 
 
 @app.command()
@@ -194,13 +198,26 @@ def _bars() -> Progress:
                     TextColumn("{task.fields[shown]}"), console=err, disable=not _first())
 
 
+def _arrange(app: typer.Typer) -> None:
+    """Every command below its heading."""
+    commands = {info.name or getattr(info.callback, "__name__", ""): info for info in app.registered_commands}
+    for heading, names in HELP.items():
+        for name in names:
+            commands[name].rich_help_panel = heading
+    order = [name for names in HELP.values() for name in names]
+    app.registered_commands = [commands.pop(name) for name in order] + list(commands.values())
+
+
 cli_table.add_to(app, _carry_out_all, _free)
 cli_report.add_to(app)
 cli_studies.add_to(app)
 cli_sweep.add_to(app)
+cli_images.add_to(app)
 cli_keys.add_to(app)
 cli_provision.add_to(app)
 cli_sites.add_to(app, _show_end)
+_arrange(app)
+app.add_typer(cli_data.app, name="data", rich_help_panel="Data")
 
 
 def main() -> None:

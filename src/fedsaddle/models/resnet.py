@@ -11,6 +11,8 @@ from torch.nn import functional
 from fedsaddle.contracts import setting
 from fedsaddle.models.blocks import FORM, FORMS, GROUPS, NORM, NORMS, conv, he_weights, image, is_small, norm
 
+WIDTH = "channels of the first stage, twice as many in each further one; fewer make a narrower and quicker net"
+
 Norm = Callable[[int], nn.Module]
 
 
@@ -42,25 +44,24 @@ class Padded(nn.Module):
         return functional.pad(kept, (0, 0, 0, 0, self.more // 2, self.more - self.more // 2))
 
 
-def stages(widths: tuple[int, ...], blocks: int, norms: Norm, padded: bool = False) -> list[nn.Module]:
-    """So many blocks of every width; each width but the first begins by halving the image."""
-    layers: list[nn.Module] = []
-    before = widths[0]
-    for width in widths:
+def net(
+    stem: list[nn.Module], width: int, count: int, blocks: int, outputs: int, norms: Norm, padded: bool = False,
+) -> nn.Module:
+    """So many blocks in each of `count` stages; each stage but the first halves the image and doubles the channels."""
+    layers, before = [*stem], width
+    for stage in range(count):
+        after = width << stage
         for block in range(blocks):
-            layers.append(Residual(before, width, 2 if block == 0 and width != widths[0] else 1, norms, padded))
-            before = width
-    return layers
-
-
-def headed(layers: list[nn.Module], features: int, outputs: int) -> nn.Module:
-    return he_weights(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(features, outputs)))
+            layers.append(Residual(before, after, 2 if block == 0 and stage > 0 else 1, norms, padded))
+            before = after
+    return he_weights(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, outputs)))
 
 
 @dataclass(frozen=True)
 class ResNet18:
     """Widths 64 to 512, two blocks each. 11,689,512 parameters for ImageNet, 11,173,962 for CIFAR-10."""
 
+    width: int = setting(64, WIDTH, at_least=1)
     form: str = setting("auto", FORM, choices=FORMS)
     norm: str = setting("group", NORM, choices=NORMS)
     groups: int = setting(2, GROUPS, at_least=1)
@@ -71,15 +72,16 @@ class ResNet18:
         def norms(width: int) -> nn.Module:
             return norm(self.norm, width, self.groups)
 
-        stem = [conv(channels, 64, 3), norms(64), nn.ReLU()] if is_small(self.form, sides) else \
-            [conv(channels, 64, 7, 2), norms(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
-        return headed([*stem, *stages((64, 128, 256, 512), 2, norms)], 512, outputs)
+        stem = [conv(channels, self.width, 3), norms(self.width), nn.ReLU()] if is_small(self.form, sides) else \
+            [conv(channels, self.width, 7, 2), norms(self.width), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+        return net(stem, self.width, 4, 2, outputs, norms)
 
 
 @dataclass(frozen=True)
 class ResNet20:
     """Widths 16, 32, 64, three blocks each: 269,722 parameters for CIFAR-10 with padded shortcuts, as the paper has."""
 
+    width: int = setting(16, WIDTH, at_least=1)
     shortcut: str = setting("padded", "where the width changes: padded, without parameters; or a 1x1 convolution "
                             "(272,474 parameters)", choices=("padded", "convolution"))
     norm: str = setting("group", NORM, choices=NORMS)
@@ -91,5 +93,5 @@ class ResNet20:
         def norms(width: int) -> nn.Module:
             return norm(self.norm, width, self.groups)
 
-        layers = stages((16, 32, 64), 3, norms, self.shortcut == "padded")
-        return headed([conv(channels, 16, 3), norms(16), nn.ReLU(), *layers], 64, outputs)
+        stem = [conv(channels, self.width, 3), norms(self.width), nn.ReLU()]
+        return net(stem, self.width, 3, 3, outputs, norms, self.shortcut == "padded")
