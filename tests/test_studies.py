@@ -169,6 +169,16 @@ def test_usable_steps_are_the_most_that_lose_no_more_than_the_margin():
     assert "S32 has the most steps that were tried" in uncut.detail
 
 
+def test_steps_at_which_all_runs_diverge_are_not_usable():
+    dead = [curve(0.9)._replace(died="not finite", cut=True)]
+    runs, steps = {"S1": [curve(0.9)], "S8": [curve(0.9)], "P1": [curve(0.9)], "P8": dead}, {"S1": 1, "S8": 8, "P8": 8}
+    claim = {"kind": "usable", "methods": ("S1", "S8"), "margin": 0.01, "factor": 8.0, "steps": steps | {"P1": 1}}
+    for than in (("P1", "P8"), ("P8", "P1")):
+        assert verdict(runs, than=than, **claim).verdict == HOLDS
+    assert verdict(runs, than=("P8",), **claim).verdict == UNKNOWN
+    assert verdict(runs | {"S1": dead}, than=("P1",), **claim).verdict == HOLDS
+
+
 def test_what_was_not_run_is_not_judged():
     assert verdict({"A": [curve(0.9)]}, kind="above", methods=("A",), than=("B",)).verdict == UNKNOWN
 

@@ -149,15 +149,18 @@ def _fewer(one: Spread, other: Spread) -> str:
 def _usable(claim: Claim, evidence: Evidence) -> tuple[str, str]:
     """The largest number of local steps, in a family of labels, at which no more than the margin is lost."""
     values, sign = _values(claim, evidence), 1 if evidence.higher else -1
+    words = "; ".join(f"{label} {values[label]}" for label in (*claim.methods, *claim.than))
 
-    def largest(labels: Sequence[str]) -> str:
-        best = max(sign * values[label].mean for label in labels)
-        return max((label for label in labels if sign * values[label].mean >= best - claim.margin),
-                   key=lambda label: evidence.steps[label])
+    def largest(labels: Sequence[str]) -> str | None:
+        """None where all runs of all of them ended early."""
+        found = {label: sign * values[label].mean for label in labels if values[label].values}
+        return max((label for label in found if found[label] >= max(found.values()) - claim.margin),
+                   key=lambda label: evidence.steps[label], default=None)
 
     one, other = largest(claim.methods), largest(claim.than)
+    if one is None or other is None:
+        return UNKNOWN, words
     ratio = evidence.steps[one] / evidence.steps[other]
-    words = "; ".join(f"{label} {values[label]}" for label in (*claim.methods, *claim.than))
     measured = f"{one} against {other}, {ratio:g} times the steps ({words})"
     if ratio < claim.factor and evidence.steps[one] == max(evidence.steps[label] for label in claim.methods):
         return UNKNOWN, f"{one} has the most steps that were tried, and loses nothing: {measured}"
