@@ -67,7 +67,7 @@ def judge(claim: Claim, evidence: Evidence) -> Verdict:
     if missing:
         return Verdict(claim.text, UNKNOWN, f"not run: {', '.join(missing)}")
     if not any(curve.looks for label in (*claim.methods, *claim.than) for curve in evidence.curves[label]):
-        return Verdict(claim.text, UNKNOWN, "the measure is not in the records")
+        return Verdict(claim.text, UNKNOWN, "the records hold no evaluation of the measure, or fewer than count as one")
     verdict, detail = JUDGES[claim.kind](claim, evidence)
     unfinished = [label for label in (*claim.methods, *claim.than)
                   if any(curve.unfinished for curve in evidence.curves[label])]
