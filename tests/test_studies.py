@@ -231,6 +231,7 @@ def test_every_recipe_is_a_study_whose_claims_are_about_its_methods(name):
     found = study.load(name)
     plan = reproduce.planned(found, None, quick=False, only=(), assignments=())
     assert plan.seeds == 3
+    assert found.quick or "/" not in name, "an experiment of a paper has a miniature"
     for quick in (False, True) if found.quick else (False,):
         plan = reproduce.planned(found, None, quick=quick, only=(), assignments=())
         for errand in reproduce.errands(plan, recipes.FOLDER, alone=False):
