@@ -10,8 +10,10 @@ import torch
 from fedsaddle import testing
 from fedsaddle.algorithms import ALGORITHMS
 from fedsaddle.contracts import ALL, Cohort, Point
-from fedsaddle.engine import calibration
+from fedsaddle.data.sources import SOURCES
+from fedsaddle.engine import calibration, classifier
 from fedsaddle.engine.programs import bodies
+from fedsaddle.engine.programs.tracing import Untraceable
 from fedsaddle.engine.training import one_round
 from fedsaddle.maths import keys, streams
 from fedsaddle.participation import Participation
@@ -210,3 +212,27 @@ def test_auto_tries_graphs_on_cuda(monkeypatch):
         testing.compare(testing.finished(job), expected, f"{name}, auto on the GPU", 1e-9)
         for work, found in job.federation.engine.calibration.report.items():
             assert {"eager 3", "traced 3"} <= found.get("seconds", {}).keys(), work
+
+
+def test_a_classifier_trained_by_replays_is_the_one_trained_batch_by_batch(monkeypatch):
+    data, replays = SOURCES["digits"]().load(0), []
+
+    class Counted(classifier.Captured):
+        def __call__(self, *values):
+            replays.append(len(values[0]))
+            return super().__call__(*values)
+
+    def refused(*given):
+        raise Untraceable("not in this test")
+
+    def weights():
+        trained = classifier.train_classifier(data, "digits", "mlp", {"hidden": [16]}, epochs=3, batch_size=100,
+                                              device="cuda")
+        return torch.nn.utils.parameters_to_vector(trained.net.parameters())
+
+    monkeypatch.setattr(classifier, "Captured", Counted)
+    replayed = weights()
+    whole = len(data.train.targets) // 100
+    assert replays == [100] * 3 * whole and len(data.train.targets) % 100  # the last batch of a pass is shorter
+    monkeypatch.setattr(classifier, "Captured", refused)
+    torch.testing.assert_close(replayed, weights(), rtol=1e-3, atol=1e-4)

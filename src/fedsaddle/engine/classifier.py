@@ -17,6 +17,8 @@ from torch.nn import functional
 from fedsaddle.contracts import Rows, SettingError
 from fedsaddle.data.dataset import DataSet
 from fedsaddle.data.store import cache
+from fedsaddle.engine.programs.capture import Captured
+from fedsaddle.engine.programs.tracing import Untraceable
 from fedsaddle.metrics.images import Moments, inception_score, judged
 from fedsaddle.models import MODELS, build
 
@@ -60,16 +62,15 @@ def train_classifier(
         raise SettingError(f"classifier.model = {model!r}: cannot judge rows of one class each by a last linear layer; "
                            "choose resnet18, or another net for images")
     net, train = net.to(device), Rows(*(part.to(device) for part in data.train))
-    optimiser = torch.optim.AdamW(net.parameters(), rate, weight_decay=1e-2)
+    optimiser = torch.optim.AdamW(net.parameters(), rate, weight_decay=1e-2, fused=torch.device(device).type == "cuda")
     steps = -(-len(train.targets) // batch_size)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, epochs=epochs, steps_per_epoch=steps)
     random = torch.Generator().manual_seed(seed)
+    gradients = _gradients(net, train, batch_size)
     for step in track(range(epochs * steps), "training"):
         if step % steps == 0:
             batches = torch.randperm(len(train.targets), generator=random).to(device).split(batch_size)
-        rows = batches[step % steps]
-        optimiser.zero_grad()
-        functional.cross_entropy(net(train.inputs[rows]), train.targets[rows]).backward()
+        gradients(batches[step % steps])
         optimiser.step()
         schedule.step()
     known = {"data": name, "model": model, "settings": settings, "shape": shape, "classes": data.classes,
@@ -77,6 +78,28 @@ def train_classifier(
     blank = Classifier(net.eval(), Moments(0, torch.zeros(0), torch.zeros(0)), known)
     real = judged(blank.judge, track(train.inputs.split(SLICE), "features of the training images")).moments
     return Classifier(net, real, {**known, "accuracy": accuracy(blank, data.test), "score": score(blank, data.test)})
+
+
+def _gradients(net: nn.Module, train: Rows, batch_size: int) -> Callable[[Tensor], Any]:
+    """What leaves the gradients of the loss on some rows in the net's own tensors for them. On a GPU a whole batch is
+    one launch: most of a small net's step is waiting for launches."""
+    found = []
+    for weight in net.parameters():
+        weight.grad = torch.zeros_like(weight)
+        found.append(weight.grad)
+
+    def gradients(rows: Tensor) -> tuple[()]:
+        torch._foreach_zero_(found)
+        functional.cross_entropy(net(train.inputs[rows]), train.targets[rows]).backward()
+        return ()
+
+    if train.targets.device.type != "cuda" or len(train.targets) < batch_size:
+        return gradients
+    try:
+        graph = Captured(gradients, [torch.arange(batch_size, device=train.targets.device)])
+    except Untraceable:
+        return gradients
+    return lambda rows: graph(rows) if len(rows) == batch_size else gradients(rows)
 
 
 def score(classifier: Classifier, rows: Rows) -> float:
