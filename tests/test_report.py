@@ -529,6 +529,14 @@ def test_where_a_seed_died_every_seed_is_drawn_and_no_mean(tmp_path):
                                 for path in sorted((tmp_path / "CDMA").glob("seed-*"))])
 
 
+@pytest.mark.parametrize("rounds, wanted", [(300, "log"), (40, "linear")])
+def test_methods_of_unlike_length_are_drawn_against_a_logarithm(tmp_path, rounds, wanted):
+    for name, length in (("long", rounds), ("short", 20)):
+        write_run(tmp_path / name, name, rounds=length)
+    found = content([tmp_path])
+    assert {plots.curves(found, "test.auc", axis).axes[0].get_xscale() for axis in ("rounds", "floats")} == {wanted}
+
+
 def test_no_two_of_many_series_look_alike():
     assert len({tuple(plots.style(at).values()) for at in range(32)}) == 32
 

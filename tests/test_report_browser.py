@@ -8,11 +8,12 @@ import shutil
 import statistics
 import subprocess
 from contextlib import ExitStack
+from itertools import pairwise
 
 import pytest
 
 from fedsaddle.report import page, plots
-from test_report import write_dead, write_study
+from test_report import write_dead, write_run, write_study
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 client = pytest.importorskip("websockets.sync.client", reason="websockets is not installed")
@@ -79,6 +80,29 @@ class Tab:
             "(() => { const tip = document.querySelector('#curves .tip'); return [tip.querySelector('b').textContent, "
             "[...tip.querySelectorAll('tr')].map((row) => [...row.cells].map((cell) => cell.textContent))]; })()")
         return head, {label: (value, deviation) for _, label, value, deviation in rows}
+
+    def drag(self, one, other):
+        """The mouse with its button down, between two places given as shares of the width and height of the axes."""
+        left, top, width, height = self.ask(
+            "(() => { const chart = document.querySelector('#curves .chart svg');"
+            "chart.scrollIntoView({block: 'center', behavior: 'instant'});"
+            "const outer = chart.getBoundingClientRect(), unit = outer.width / chart.viewBox.baseVal.width;"
+            "const [x, y, w, h] = ['x', 'y', 'width', 'height'].map((name) => unit * chart.querySelector('.lines')"
+            ".getAttribute(name)); return [outer.left + x + 5, outer.top + y + 5, w - 10, h - 10]; })()")
+        (x0, y0), (x1, y1) = ((left + share[0] * width, top + share[1] * height) for share in (one, other))
+        middle = (x0 + x1) / 2, (y0 + y1) / 2
+        for kind, x, y in (("mouseMoved", x0, y0), ("mousePressed", x0, y0), ("mouseMoved", *middle),
+                           ("mouseMoved", x1, y1), ("mouseReleased", x1, y1)):
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **(
+                {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}))
+
+    def ticks(self):
+        """The numbers at the axes: upright, across."""
+        told = self.ask("['end', 'middle'].map((where) => [...document.querySelectorAll("
+                        "`#curves .chart svg > text[text-anchor=${where}]`)].map((text) => text.textContent))")
+        units = {"k": 1e3, "M": 1e6, "G": 1e9}
+        return [[float(text.rstrip("kMG")) * units.get(text[-1], 1) for text in axis if text[:1].isdigit()]
+                for axis in told]
 
     def curves(self):
         return self.ask("[...document.querySelectorAll('#curves .line')].map((line) => line.getAttribute('d'))")
@@ -169,13 +193,41 @@ def test_axis_measure_band_scale_and_smoothing_change_the_curves(shown):
     _, values = tab.point_at(1)
     last = [statistics.mean(auc(runs, "CDMA", at, "train")) for at in (-4, -3, -2, -1)]
     assert float(values["CDMA"][0]) == pytest.approx(statistics.mean(last), abs=6e-5)
-    tab.ask("document.getElementById('log').click()")
+    tab.ask("document.getElementById('logy').click()")
     assert tab.curves() != seen
-    tab.ask("document.getElementById('log').click()")
+    tab.ask("document.getElementById('logy').click()")
     tab.choose("band", "seeds")
     assert tab.ask("document.querySelectorAll('#curves .thin').length") == 6
     for name, value in (("band", "deviation"), ("smooth", "1"), ("measure", "test.auc")):
         tab.choose(name, value)
+    assert tab.curves() == before
+
+
+def test_a_rectangle_looks_closer_and_a_double_click_shows_all_again(shown):
+    tab, runs = shown
+    before, (upright, across) = tab.curves(), tab.ticks()
+    tab.drag((0.5, 0.4), (0.9, 0.42))  # flat: from round 10.5 to 18.1, upright what is there
+    closer, (own, rounds) = tab.curves(), tab.ticks()
+    assert closer != before and 10.5 <= min(rounds) < max(rounds) <= 18.1
+    assert max(own) - min(own) < (max(upright) - min(upright)) / 2
+    head, values = tab.point_at(0)
+    assert head in {"round 10", "round 11"}
+    at = int(head.split()[1]) - 1
+    assert float(values["CDMA"][0]) == pytest.approx(statistics.mean(auc(runs, "CDMA", at)), abs=6e-5)
+    tab.choose("band", "none")
+    assert tab.ticks()[1] == rounds  # it stays where it is
+    tab.choose("band", "deviation")
+    assert tab.ask("document.getElementById('whole').hidden") is False
+    tab.ask("document.querySelector('#curves .chart svg').dispatchEvent(new MouseEvent('dblclick'))")
+    assert tab.curves() == before and tab.ask("document.getElementById('whole').hidden") is True
+
+    tab.drag((0.5, 0.5), (0.502, 0.503))  # a click
+    assert tab.curves() == before
+    tab.drag((0.5, 0.1), (0.502, 0.5))
+    assert tab.ticks()[1] == across and min(tab.ticks()[0]) > min(upright)
+    tab.drag((0.2, 0.2), (0.6, 0.6))
+    assert tab.ticks()[1] != across
+    tab.ask("document.getElementById('whole').click()")
     assert tab.curves() == before
 
 
@@ -274,3 +326,21 @@ def test_of_many_methods_no_two_look_alike_and_a_dead_seed_is_not_averaged(shown
     assert "every seed where one died" in tab.ask("document.getElementById('band').textContent")
     tab.choose("band", "range")
     assert len(tab.curves()) == 13
+
+
+def test_where_methods_send_unlike_amounts_the_axis_is_logarithmic(shown, tmp_path, monkeypatch):
+    tab, _ = shown
+    monkeypatch.setattr(plots, "available", lambda: False)
+    lines = {}
+    for name, rounds in (("long", 400), ("short", 20)):
+        lines[name] = write_run(tmp_path / "in" / name, name, rounds=rounds, every=rounds // 20)
+    tab.open(page.write([tmp_path / "in"], tmp_path / "report.html"))
+    assert tab.ask("document.getElementById('logx').checked") is True
+    head, values = tab.point_at(math.log(2) / math.log(400))  # from 1 to 400 rounds
+    assert head == "round 2"
+    assert float(values["short"][0]) == pytest.approx(lines["short"][1]["measures"]["test"]["auc"], abs=6e-5)
+    tab.choose("axis", "floats")
+    assert tab.ask("document.getElementById('logx').checked") is True and max(tab.ticks()[1]) > 50 * min(tab.ticks()[1])
+    tab.ask("document.getElementById('logx').click()")
+    steps = [after - before for before, after in pairwise(tab.ticks()[1])]
+    assert len(steps) > 2 and steps == pytest.approx(steps[:1] * len(steps))

@@ -24,6 +24,7 @@ from fedsaddle.report.results import (
     higher,
     measures,
     results,
+    stretched,
     value,
 )
 from fedsaddle.report.series import Run, Series, gather, read_json, settings
@@ -51,6 +52,7 @@ def content(folders: Sequence[Path], title: str = "") -> dict[str, Any]:
         "series": [{"label": one.label, "runs": curves(one, known)} for one in series],
         "axes": [axis for axis in AXES if axis == "rounds" or any(
             any(along(run, axis)) for one in series for run in one.runs)],
+        "stretched": [axis for axis in AXES if stretched(series, axis)],
         "participation": [participation(one.runs[0]) for one in series],
         "traffic": [traffic(one) for one in series],
         "clients": [[each for run in one.runs if (each := of_clients(run))] for one in series],

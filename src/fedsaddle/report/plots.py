@@ -96,7 +96,7 @@ def curves(data: dict[str, Any], measure: str, axis: str) -> Any:
         axes.fill_between(found.x, found.mean - found.deviation, found.mean + found.deviation, alpha=0.17,
                           color=COLOURS[at % 8], linewidth=0)
     several = f", mean of {data['smooth']} evaluations" if data["smooth"] > 1 else ""
-    axes.set(xlabel=AXIS[axis], ylabel=measure + several)
+    axes.set(xlabel=AXIS[axis], ylabel=measure + several, xscale="log" if axis in data["stretched"] else "linear")
     axes.set_title(fill(data["title"], 90), fontsize=9)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))

@@ -18,6 +18,7 @@ from fedsaddle.report.tables import number
 
 HIGHER = ("auc", "accuracy", "precision", "inception_score")  # better when higher; everything else when lower
 BUT = ("_spread", "_deviation")  # of whatever: better when lower
+FURTHER = 10
 AXES = {  # name: where it stands in the running totals
     "rounds": (), "floats": ("floats_up",), "bytes": ("bytes_up", "bytes_down"), "time": ("virtual_seconds",),
 }
@@ -191,6 +192,12 @@ def along(run: Run, axis: str) -> list[float]:
     if axis == "rounds":
         return [record["round"] for record in evaluations(run)]
     return [sum(record["total"].get(name, 0) for name in AXES[axis]) for record in evaluations(run)]
+
+
+def stretched(series: Sequence[Series], axis: str) -> bool:
+    """Whether some series go so much further on an axis than others that only a logarithm shows both."""
+    ends = [max(found) for one in series if (found := [at for run in one.runs for at in along(run, axis)[-1:]])]
+    return len(ends) > 1 and max(ends) > FURTHER * min(ends) > 0
 
 
 def smoothed(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:

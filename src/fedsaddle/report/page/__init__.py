@@ -19,8 +19,8 @@ from fedsaddle.report.page.markup import lead, sections
 from fedsaddle.report.plots import draw
 from fedsaddle.version import __version__
 
-SCRIPTS = ("base.js", "curves.js", "clients.js", "sent.js", "start.js")
-DRAWN = ("headline", "smooth", "measures", "axes", "series", "participation", "traffic", "clients",
+SCRIPTS = ("base.js", "closer.js", "curves.js", "clients.js", "sent.js", "start.js")
+DRAWN = ("headline", "smooth", "measures", "axes", "stretched", "series", "participation", "traffic", "clients",
          "scores")  # by the scripts
 DIGITS = 6
 

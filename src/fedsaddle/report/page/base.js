@@ -84,6 +84,21 @@ function padded([low, high], share = 0.05) {
   return [low - room, high + room];
 }
 
+// Every so many of some ticks that are too many.
+function fewer(found, most) {
+  const every = Math.ceil(found.length / (most + 1));
+  return found.filter((value, at) => at % every === 0);
+}
+
+// From values to places; `back` leads from places to values. What a logarithm does not know has no finite place.
+function scale(range, from, to, log) {
+  const f = log ? Math.log : (value) => value, inverse = log ? Math.exp : (value) => value;
+  const low = f(range[0]), high = f(range[1]);
+  const place = (value) => from + ((f(value) - low) / ((high - low) || 1)) * (to - from);
+  place.back = (at) => inverse(low + ((at - from) / (to - from)) * (high - low));
+  return place;
+}
+
 // A frame with axes. `x`, `y`: {label, range, log, ticks}; gives back the drawing and its scales.
 function frame(host, { x, y, height = 340, title, bare = false }) {
   host.replaceChildren();
@@ -91,18 +106,15 @@ function frame(host, { x, y, height = 340, title, bare = false }) {
   const yTicks = y.ticks || (y.log ? logTicks(...y.range) : ticks(...y.range, Math.max(2, height / 60)));
   const names = yTicks.map(y.told || short);
   const box = { left: 26 + 7 * Math.max(2, ...names.map((name) => name.length)), right: width - 14, top: 10, bottom: height - 42 };
-  const scale = (range, from, to, log) => {
-    const f = log ? Math.log : (value) => value;
-    const low = f(range[0]), high = f(range[1]);
-    return (value) => from + ((f(value) - low) / ((high - low) || 1)) * (to - from);
-  };
-  const sx = scale(x.range, box.left, box.right, false), sy = scale(y.range, box.bottom, box.top, y.log);
+  const sx = scale(x.range, box.left, box.right, x.log), sy = scale(y.range, box.bottom, box.top, y.log);
   const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
   yTicks.forEach((value, at) => {
     drawing.append(svg("line", { class: "grid", x1: box.left, x2: box.right, y1: sy(value), y2: sy(value) }),
       svg("text", { x: box.left - 6, y: sy(value) + 4, "text-anchor": "end" }, names[at]));
   });
-  for (const value of bare ? [] : x.ticks || ticks(...x.range, Math.max(2, Math.min(10, (box.right - box.left) / 75)))) {
+  const most = Math.max(2, Math.min(10, (box.right - box.left) / 75));
+  const xTicks = x.ticks || (x.log ? fewer(logTicks(...x.range), most) : ticks(...x.range, most));
+  for (const value of bare ? [] : xTicks) {
     drawing.append(svg("line", { class: "axis", x1: sx(value), x2: sx(value), y1: box.bottom, y2: box.bottom + 4 }),
       svg("text", { x: sx(value), y: box.bottom + 18, "text-anchor": "middle" }, short(value)));
   }
@@ -113,11 +125,13 @@ function frame(host, { x, y, height = 340, title, bare = false }) {
   return { drawing, sx, sy, box, width, height };
 }
 
-// A path through points [x, y]; a missing y breaks it.
-function path(points, sx, sy, log) {
+const placed = (scale, value) => Number.isFinite(scale(value));
+
+// A path through points [x, y]; one that is missing, or has no place on a logarithmic axis, breaks it.
+function path(points, sx, sy) {
   let text = "", on = false;
   for (const [x, y] of points) {
-    if (y === null || !Number.isFinite(y) || (log && y <= 0)) { on = false; continue; }
+    if (y === null || !placed(sx, x) || !placed(sy, y)) { on = false; continue; }
     text += `${on ? "L" : "M"}${sx(x).toFixed(1)} ${sy(y).toFixed(1)}`;
     on = true;
   }

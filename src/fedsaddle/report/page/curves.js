@@ -73,53 +73,79 @@ function edges(point, band) {
 const withDead = (each) => each.some(({ run }) => run.died && run.counts);
 const bandOf = (each, band) => band === "deviation" && withDead(each) ? "seeds" : band;
 
+// What a series spans: [x, values...] of everything that is drawn of it.
+function extremes({ grid, each }, band) {
+  return [...grid.map((point) => [point.x, point.mean, ...(edges(point, band) || [])]),
+    ...each.filter(({ run }) => band === "seeds" || !run.counts).flatMap(({ line }) => line)];
+}
+
+// The range of an axis that shows all of these; null where there is nothing to show.
+function reach(values, log, room = false) {
+  const found = extent(log ? values.filter((value) => value > 0) : values);
+  if (!found) return null;
+  if (!room && found[0] < found[1]) return found;
+  return log ? [found[0] / 1.1, found[1] * 1.1] : padded(found);
+}
+
 function drawCurves() {
   const host = section("curves");
   if (!host) return;
   const chart = el("div", { class: "chart" });
   const again = () => draw();
-  const [measureLabel, measure] = choice("measure", data.measures.map((name) => [name, name]), again);
-  const [axisLabel, axis] = choice("against", data.axes.map((name) => [name, AXIS[name][0]]), again);
+  let near = {};  // the ranges of x and y that are looked at more closely
+  const far = () => { near = {}; draw(); };
+  const logX = el("input", { type: "checkbox", id: "logx" }), logY = el("input", { type: "checkbox", id: "logy" });
+  const stretch = () => { logX.checked = data.stretched.includes(axis.value); };
+  const [measureLabel, measure] = choice("measure", data.measures.map((name) => [name, name]), far);
+  const [axisLabel, axis] = choice("against", data.axes.map((name) => [name, AXIS[name][0]]), () => { stretch(); far(); });
   const [bandLabel, band] = choice("over seeds", [["deviation",
     data.series.some((one) => one.runs.some((run) => run.died && run.counts)) ? "± one standard deviation; every seed where one died" : "± one standard deviation"], ["range", "least to most"],
     ["seeds", "every seed"], ["none", "mean only"]], again);
   const width = el("input", { type: "number", min: 1, max: 100, value: data.smooth });
-  const log = el("input", { type: "checkbox" });
+  const whole = el("button", { type: "button", id: "whole" }, "show all of it");
   width.addEventListener("input", again);
-  log.addEventListener("change", again);
-  measure.id = "measure"; axis.id = "axis"; band.id = "band"; width.id = "smooth"; log.id = "log";
+  logX.addEventListener("change", far);
+  logY.addEventListener("change", far);
+  whole.addEventListener("click", far);
+  measure.id = "measure"; axis.id = "axis"; band.id = "band"; width.id = "smooth";
   measure.value = data.headline;
+  stretch();
   host.append(el("div", { class: "controls" }, measureLabel, axisLabel, bandLabel,
-    el("label", {}, "mean of the last", width, "evaluations"), el("label", {}, log, "log scale")), legend(), chart);
+    el("label", {}, "mean of the last", width, "evaluations"), el("label", {}, logX, "log x"), el("label", {}, logY, "log y"),
+    whole), legend(), chart);
 
   let state = null;
   function draw() {
     const steps = Math.max(1, Math.floor(Number(width.value)) || 1);
     const all = data.series.map((one) => curve(one, axis.value, measure.value, steps));
     const shown = all.map((one, at) => ({ ...one, at })).filter(({ at }) => !hidden.has(at));
-    const values = shown.flatMap(({ grid, each }) => [...grid.flatMap((point) => [point.mean, ...(edges(point, bandOf(each, band.value)) || [])]),
-      ...each.filter(({ run }) => bandOf(each, band.value) === "seeds" || !run.counts).flatMap(({ line }) => line.map(([, y]) => y))]);
-    const positive = values.filter((value) => value !== null && value > 0);
-    const useLog = log.checked && positive.length > 0;
-    const yRange = extent(useLog ? positive : values);
-    const xRange = extent(shown.flatMap(({ grid, each }) => [...grid.map(({ x }) => x), ...each.flatMap(({ line }) => line.map(([x]) => x))]));
+    const spans = shown.map((one) => extremes(one, bandOf(one.each, band.value))).flat();
+    const xRange = near.x || reach(spans.map(([x]) => x), logX.checked);
+    const seen = spans.filter(([x]) => xRange && x >= xRange[0] && x <= xRange[1]);
+    const yRange = near.y || reach(seen.flatMap(([, ...values]) => values), logY.checked, true);
+    whole.hidden = !near.x && !near.y;
+    if (near.x && !yRange) return far();
     if (!yRange || !xRange) {
-      chart.replaceChildren(el("p", { class: "note" }, "Nothing to draw: no finite value is shown."));
+      chart.replaceChildren(el("p", { class: "note" }, "Nothing to draw: no finite value is shown, or none above 0 for a logarithm."));
       state = null;
-      return;
+      return undefined;
     }
-    const x = { label: AXIS[axis.value][0], range: xRange[0] === xRange[1] ? padded(xRange) : xRange };
-    const y = { label: measure.value, range: useLog ? [yRange[0] / 1.1, yRange[1] * 1.1] : padded(yRange), log: useLog };
+    const x = { label: AXIS[axis.value][0], range: xRange, log: logX.checked };
+    const y = { label: measure.value, range: yRange, log: logY.checked };
     state = { ...frame(chart, { x, y, title: `${measure.value} against ${x.label}` }), shown };
-    shown.forEach((one) => one.grid.length + one.each.length && drawOne(state, one, bandOf(one.each, band.value), useLog));
+    state.lines = cut(state.drawing, state.box);
+    shown.forEach((one) => one.grid.length + one.each.length && drawOne(state, one, bandOf(one.each, band.value)));
     const end = () => { untip(chart); state && state.drawing.querySelectorAll(".cursor").forEach((old) => old.remove()); };
     state.drawing.addEventListener("pointermove", (event) => hover(event, chart, state, axis.value));
     state.drawing.addEventListener("pointerleave", end);
+    state.drawing.addEventListener("dblclick", far);
+    closer(state, (ranges) => { near = { x: ranges.x || near.x, y: ranges.y || (ranges.x ? undefined : near.y) }; draw(); });
+    return undefined;
   }
   drawn(draw);
 }
 
-function drawOne({ drawing, sx, sy }, { grid, each, at }, band, log) {
+function drawOne({ lines, sx, sy }, { grid, each, at }, band) {
   const group = svg("g", { class: series(at), "data-series": at });
   let run = [];
   const flush = () => {
@@ -132,34 +158,31 @@ function drawOne({ drawing, sx, sy }, { grid, each, at }, band, log) {
   };
   for (const point of grid) {
     const around = point.mean === null ? null : edges(point, band);
-    if (around && !(log && around[0] <= 0)) run.push([point.x, around]); else flush();
+    if (around && placed(sx, point.x) && placed(sy, around[0])) run.push([point.x, around]); else flush();
   }
   flush();
   for (const { run: one, line } of each) {
     if (band !== "seeds" && one.counts) continue;
-    group.append(svg("path", { class: "thin", d: path(line, sx, sy, log), "stroke-dasharray": one.counts ? dash(at) : "3 3" }));
-    const last = line.filter(([, y]) => y !== null && !(log && y <= 0)).pop();
+    group.append(svg("path", { class: "thin", d: path(line, sx, sy), "stroke-dasharray": one.counts ? dash(at) : "3 3" }));
+    const last = line.filter(([x, y]) => y !== null && placed(sx, x) && placed(sy, y)).pop();
     if (last && one.died) {
       const [px, py] = [sx(last[0]), sy(last[1])];
       group.append(svg("path", { class: "mark", d: `M${px - 4} ${py - 4}L${px + 4} ${py + 4}M${px - 4} ${py + 4}L${px + 4} ${py - 4}` }));
     }
   }
   const line = grid.map(({ x, mean }) => [x, mean]);
-  if (band !== "seeds") group.append(svg("path", { class: "line", d: path(line, sx, sy, log), "stroke-dasharray": dash(at) }));
-  if (line.length === 1 && line[0][1] !== null) group.append(svg("circle", { class: "dot", cx: sx(line[0][0]), cy: sy(line[0][1]), r: 4 }));
-  drawing.append(group);
+  if (band !== "seeds") group.append(svg("path", { class: "line", d: path(line, sx, sy), "stroke-dasharray": dash(at) }));
+  if (line.length === 1 && line[0][1] !== null && placed(sx, line[0][0]) && placed(sy, line[0][1])) group.append(svg("circle", { class: "dot", cx: sx(line[0][0]), cy: sy(line[0][1]), r: 4 }));
+  lines.append(group);
 }
 
 // Against rounds the pointer goes to the nearest evaluation; else values are read off the lines.
 function hover(event, chart, { drawing, sx, box, width, shown }, axis) {
   const at = pointer(event, drawing, width);
-  const [low, high] = [box.left, box.right];
-  const grids = shown.flatMap(({ grid }) => grid.map(({ x }) => x));
+  const grids = shown.flatMap(({ grid }) => grid.map(({ x }) => x)).filter((x) => placed(sx, x));
   if (!grids.length) return;
-  const ends = extent(grids);
-  const share = (Math.min(high, Math.max(low, at.x)) - low) / (high - low);
-  const [x0, x1] = [ends[0], ends[1]];
-  let x = Math.min(x1, Math.max(x0, x0 + ((share * (high - low) + low - sx(x0)) / ((sx(x1) - sx(x0)) || 1)) * (x1 - x0)));
+  const [first, last] = extent(grids);
+  let x = Math.min(last, Math.max(first, sx.back(Math.min(box.right, Math.max(box.left, at.x)))));
   if (axis === "rounds") x = grids.reduce((best, each) => (Math.abs(each - x) < Math.abs(best - x) ? each : best), grids[0]);
   drawing.querySelectorAll(".cursor").forEach((old) => old.remove());
   drawing.append(svg("line", { class: "cursor", x1: sx(x), x2: sx(x), y1: box.top, y2: box.bottom }));

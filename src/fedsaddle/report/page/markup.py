@@ -209,7 +209,8 @@ SECTIONS: tuple[tuple[str, str, Callable[[Found], str]], ...] = (
     ("curves", "Curves", drawings(
         "Lines are means over the seeds of complete runs, where a method has some. Thin lines are single runs: all of "
         "a method that lost one to an alarm or diverged (a cross at its end); dotted: one in no mean, not finished or "
-        "diverged. Against floats, bytes and time seeds are interpolated.",
+        "diverged. Against floats, bytes and time seeds are interpolated. Draw a rectangle to look closer; a double "
+        "click shows all of it again.",
         lambda found: bool(found["measures"]))),
     ("fairness", "Client fairness", drawings("The last solution, client by client.",
                                              lambda found: any(found["clients"]))),
