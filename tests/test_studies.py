@@ -88,6 +88,18 @@ def test_a_gap_beyond_the_spread_holds_one_within_it_is_undecided_a_wrong_order_
     assert verdict(near, kind="above", methods=("A",), than=("B",)).verdict == UNDECIDED
 
 
+def test_an_order_that_is_there_on_every_seed_is_told_where_seeds_differ_more():
+    runs = {"A": [curve(0.90, seed=0), curve(0.50, seed=1), curve(0.70, seed=2)],
+            "B": [curve(0.49, seed=1), curve(0.88, seed=0), curve(0.71, seed=2)],
+            "C": [curve(0.10, seed=1), curve(0.20, seed=0), curve(0.99, seed=2, died="diverged")._replace(cut=True)]}
+    told = {other: verdict(runs, kind="above", methods=("A",), than=(other,)) for other in "BC"}
+    assert told["B"].verdict == UNDECIDED and told["B"].detail.endswith("as claimed on 2 of 3 seeds")
+    assert told["C"].verdict == HOLDS and told["C"].detail.endswith("as claimed on 2 of 2 seeds")
+    losses = verdict(runs, higher=False, kind="not below", methods=("A",), than=("B",), margin=0.015)
+    assert losses.detail.endswith("as claimed on 2 of 3 seeds")  # 0.50 against 0.49, and 0.70 against 0.71
+    assert "as claimed on" not in verdict({"A": [curve(0.9)], "B": [curve(0.5)]}, methods=("A",), than=("B",)).detail
+
+
 def test_where_less_is_better_the_lower_curve_is_above():
     losses = {"A": [curve(0.1)], "B": [curve(0.7)]}
     assert verdict(losses, higher=False, kind="above", methods=("A",), than=("B",)).verdict == HOLDS
