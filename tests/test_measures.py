@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from typer.testing import CliRunner
 
 from fedsaddle.cli import app
-from fedsaddle.contracts import Point, SettingError
+from fedsaddle.contracts import Point, Rows, SettingError
 from fedsaddle.data.clients import Clients, clients_from_arrays
 from fedsaddle.data.clients import Run as RowRun
 from fedsaddle.data.sources import SOURCES
@@ -28,6 +28,7 @@ from fedsaddle.engine import classifier as classifiers
 from fedsaddle.engine.federation import PREPARATION, EngineFederation
 from fedsaddle.engine.reference import Reference
 from fedsaddle.engine.simulation import Simulation
+from fedsaddle.maths import nets
 from fedsaddle.metrics import auc, average_precision, fairness, frechet_distance, inception_score, partial_auc
 from fedsaddle.metrics import histogram as h
 from fedsaddle.metrics.fairness import by_client, summary
@@ -36,7 +37,7 @@ from fedsaddle.metrics.primal import primal
 from fedsaddle.participation import Participation, as_participation
 from fedsaddle.participation.responses import DropOuts
 from fedsaddle.participation.selection import Population
-from fedsaddle.problems import AUC, Metric, Pairwise, Robust, from_module
+from fedsaddle.problems import AUC, Agnostic, Metric, Pairwise, Robust, from_module
 from fedsaddle.runs import train
 
 torch.set_num_threads(1)
@@ -513,3 +514,31 @@ def test_a_run_measures_its_images_and_so_does_the_command_afterwards(trained, t
     assert 1 <= last["inception_score"] <= 10 and last["fid"] > 0
     shown = CliRunner().invoke(app, ["images", "out", "--samples", "40", "--classifier", str(trained)])
     assert f"fid: {last['fid']:.4f}" in shown.output, shown.output
+
+
+@pytest.mark.parametrize("kind", ["auc", "pairwise", "agnostic", "robust", "clients"])
+@pytest.mark.parametrize("norm", [None, "batch"])
+def test_images_are_convolved_few_at_a_time_unless_they_touch_each_other(kind, norm):
+    torch.manual_seed(2)
+    two = kind in ("agnostic", "robust", "clients")
+    net = nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3, affine=False, track_running_stats=False) if norm else nn.Identity(),
+        nn.ReLU(), nn.Flatten(), nn.Linear(48, 2 if two else 1)).double()
+    problem = {"auc": lambda: AUC(net, p=0.3), "pairwise": lambda: Pairwise(net, shares=(1.0, 1.0)),
+               "robust": lambda: Robust(net, (1, 6, 6), steps=2)}.get(kind, lambda: Agnostic(net))()
+    rows = Rows(torch.randn(120, 1, 6, 6).double(), (torch.arange(120) % 3 == 0).long())
+    clients = Clients(*rows, RowRun(torch.tensor([0, 70]), torch.tensor([70, 50])))
+
+    def looked():
+        z = problem.first()
+        found = by_client(problem, z, clients) if kind == "clients" else problem.measure(z, rows)
+        return {name: pytest.approx(torch.as_tensor(value).tolist(), rel=1e-9) for name, value in found.items()}
+
+    seen = []
+    handle = net[0].register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
+    few = looked()
+    handle.remove()
+    assert max(seen) == (120 if norm else nets.IMAGES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nets, "IMAGES", 1000)
+        assert {name: each.expected for name, each in looked().items()} == few

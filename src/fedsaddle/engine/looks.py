@@ -17,10 +17,11 @@ from torch import Tensor
 
 from fedsaddle.contracts import Batch, Point, Problem, Rows
 from fedsaddle.data.clients import Clients
+from fedsaddle.maths.nets import at_once
 from fedsaddle.metrics.auc import auc
 from fedsaddle.metrics.fairness import by_client
 
-SLICE = 4096  # rows scored at once
+SLICE = 4096  # rows scored at once, at most
 CORNERS, NEAR = 200, 1e-3  # points of a ROC curve at most; how far a corner that is left out may lie from the rest
 BINS = 10  # of a calibration
 SIDE = 8  # images in a row and in a column of the grid
@@ -61,8 +62,8 @@ def scores_of(problem: Any, z: Point, rows: Rows) -> Tensor | None:
     """One score a row, of a problem that ranks rows; None of another."""
     if getattr(problem, "headline", "") != "auc" or not hasattr(problem, "scores") or not len(rows.targets):
         return None
-    parts = []
-    for inputs, targets in zip(rows.inputs.split(SLICE), rows.targets.split(SLICE), strict=True):
+    parts, size = [], at_once(problem, rows.inputs, SLICE)
+    for inputs, targets in zip(rows.inputs.split(size), rows.targets.split(size), strict=True):
         weight = torch.full((len(targets),), 1 / len(targets), dtype=z.x.dtype, device=inputs.device)
         scores = problem.scores(z.x, Batch(inputs, targets, weight))
         if scores.dim() != 1:  # vectors, of pairs that are similar or not

@@ -32,9 +32,9 @@ from fedsaddle.engine.programs.tracing import Untraceable
 from fedsaddle.engine.ranks import Ranks
 from fedsaddle.engine.states import ClientStates
 from fedsaddle.engine.sums import EACH, Sums, reduced, reply_size
+from fedsaddle.maths.nets import mixes_rows
 from fedsaddle.maths.streams import Reach, reach
 from fedsaddle.maths.trees import leaves, map_leaves, with_leaves
-from fedsaddle.models.checks import mixes_rows
 
 CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 4 << 30}  # what a chunk's data and variables may take,
 SHARE_OF_A_GPU = 16  # or that part of its memory, where it is more: several runs may use it

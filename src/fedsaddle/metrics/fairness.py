@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedsaddle.contracts import Batch, Point, Problem, Rows
+from fedsaddle.maths.nets import at_once
 from fedsaddle.metrics.primal import fixed_noise
 from fedsaddle.metrics.scalars import as_numbers
 
-SLICE = 4096  # rows evaluated at once
+SLICE = 4096  # rows evaluated at once, at most
 HIGHER = {"accuracy"}  # measures that are better when higher; of the others the worst is the highest
 Track = Callable[[Iterable[Any]], Iterable[Any]]  # such as rich.progress.track
 
@@ -27,8 +28,9 @@ def by_client(problem: Problem, z: Point, clients: Any, track: Track = iter) -> 
     """
     of_rows = getattr(problem, "by_row", None) or (lambda z, rows: row_losses(problem, z, rows))
     parts: dict[str, list[Tensor]] = {}
-    for first in track(range(0, len(clients.targets), SLICE)):
-        rows = Rows(clients.inputs[first : first + SLICE], clients.targets[first : first + SLICE])
+    size = at_once(problem, clients.inputs, SLICE)
+    for first in track(range(0, len(clients.targets), size)):
+        rows = Rows(clients.inputs[first : first + size], clients.targets[first : first + size])
         for name, values in of_rows(z, rows).items():
             parts.setdefault(name, []).append(values)
     return {name: segment_means(torch.cat(values), clients.run.start, clients.run.size)

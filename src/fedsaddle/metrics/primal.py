@@ -16,9 +16,10 @@ from torch.func import grad_and_value
 
 from fedsaddle.contracts import Batch, Point, Problem, Rows
 from fedsaddle.maths import keys, streams
+from fedsaddle.maths.nets import at_once
 from fedsaddle.metrics.scalars import as_numbers
 
-SLICE = 2048  # rows whose gradient is computed at once
+SLICE = 2048  # rows whose gradient is computed at once, at most
 
 Project = Callable[[Tensor], Tensor]
 Slope = Callable[[Tensor], tuple[Tensor, Tensor]]  # y -> value, gradient
@@ -52,9 +53,9 @@ def measures(problem: Problem, z: Point, rows: Rows, steps: int) -> dict[str, fl
 class Pooled:
     """f of a problem on all rows at once, computed in slices."""
 
-    def __init__(self, problem: Problem, rows: Rows, dtype: torch.dtype, at_once: int = SLICE) -> None:
-        """at_once: rows in a slice; where the device has no room for them, they become fewer."""
-        self.problem, self.rows, self.at_once = problem, rows, at_once
+    def __init__(self, problem: Problem, rows: Rows, dtype: torch.dtype, most: int = SLICE) -> None:
+        """most: rows in a slice; where the device has no room for them, they become fewer."""
+        self.problem, self.rows, self.at_once = problem, rows, at_once(problem, rows.inputs, most)
         self.noise = getattr(problem, "noise", 0)
         self.dtype = dtype
 

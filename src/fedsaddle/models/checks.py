@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedsaddle.contracts import SettingError
@@ -27,16 +24,6 @@ def check_module(net: nn.Module) -> None:
         if isinstance(layer, nn.RReLU):
             raise SettingError(f"net: {_where(name, layer)} draws its slope at random; a client function must be "
                                "deterministic, so use nn.LeakyReLU")
-
-
-def mixes_rows(problem: Any) -> bool:
-    """Whether rows of a batch touch each other, as they do in batch norm: then a batch must hold no padding.
-
-    A problem whose own loss does so says it with an attribute `mixes_rows = True`.
-    """
-    nets = [part for part in getattr(problem, "__dict__", {}).values() if isinstance(part, nn.Module)]
-    return bool(getattr(problem, "mixes_rows", False)) or any(
-        isinstance(layer, _BatchNorm) for net in nets for layer in net.modules())
 
 
 def _dropped(layer: nn.Module) -> float:

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from fedsaddle.contracts import Batch, Materials, Point, Rows, SettingError
 from fedsaddle.maths import flat
+from fedsaddle.maths.nets import at_once
 from fedsaddle.metrics.auc import auc
 from fedsaddle.metrics.scalars import as_numbers
 from fedsaddle.models.checks import check_module
 from fedsaddle.problems.classes import correct, cross_entropy
 
-SLICE = 4096  # rows evaluated at once
+SLICE = 4096  # rows evaluated at once, at most
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class Agnostic:
     @torch.no_grad()
     def measure(self, z: Point, rows: Rows) -> dict[str, float]:
         """Accuracy and cross-entropy, every row weighing the same; of two classes also the AUC of their log-odds."""
-        parts = [self._looks(z, Rows(*part)) for part in zip(*(torch.split(p, SLICE) for p in rows), strict=True)]
+        size = at_once(self, rows.inputs, SLICE)
+        parts = [self._looks(z, Rows(*part)) for part in zip(*(torch.split(p, size) for p in rows), strict=True)]
         looks = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         odds = looks.pop("odds", None)
         ranked = {} if odds is None else {"auc": auc(odds, rows.targets > 0)}

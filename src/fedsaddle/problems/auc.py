@@ -42,13 +42,14 @@ from fedsaddle.contracts import (
     setting,
 )
 from fedsaddle.maths import flat
+from fedsaddle.maths.nets import at_once
 from fedsaddle.metrics import auc
 from fedsaddle.metrics.scalars import as_numbers
 from fedsaddle.models.checks import check_module
 from fedsaddle.problems import alarms
 from fedsaddle.problems.shares import CLASSES, class_shares, known_shares, named_shares
 
-SLICE = 8192  # rows evaluated at once
+SLICE = 8192  # rows evaluated at once, at most
 
 SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
@@ -195,7 +196,7 @@ class AUC:
 
     @torch.no_grad()
     def _pooled(self, x: Tensor, inputs: Tensor) -> Tensor:
-        return torch.cat([self._score(x, part) for part in torch.split(inputs, SLICE)])
+        return torch.cat([self._score(x, part) for part in inputs.split(at_once(self, inputs, SLICE))])
 
     def _share(self) -> float:
         if self.p is None:

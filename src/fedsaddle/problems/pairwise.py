@@ -25,6 +25,7 @@ from fedsaddle.contracts import (
     setting,
 )
 from fedsaddle.maths import flat
+from fedsaddle.maths.nets import at_once
 from fedsaddle.metrics import auc
 from fedsaddle.metrics.scalars import as_numbers
 from fedsaddle.models.checks import check_module
@@ -121,7 +122,7 @@ class Pairwise:
     @torch.no_grad()
     def measure(self, z: Point, rows: Rows) -> dict[str, float]:
         """AUC of all rows, and the mean of psi over pairs of evenly spaced rows, every pair weighing the same."""
-        scores = torch.cat([self._score(z.x, part) for part in torch.split(rows.inputs, SLICE)])
+        scores = torch.cat([self._score(z.x, part) for part in rows.inputs.split(at_once(self, rows.inputs, SLICE))])
         h, positive = scores.double(), rows.targets > 0
         pairs = self.pair_loss(spaced(h[positive])[:, None], spaced(h[~positive])[None, :])
         return {"auc": auc(scores, positive), **as_numbers({

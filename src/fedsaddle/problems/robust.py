@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from fedsaddle.contracts import Batch, Materials, Point, Rows, SettingError, setting
 from fedsaddle.maths import flat, projections
+from fedsaddle.maths.nets import at_once, mixes_rows
 from fedsaddle.metrics.primal import SLICE, Pooled, ascend, on_domain
 from fedsaddle.metrics.scalars import as_numbers
-from fedsaddle.models.checks import check_module, mixes_rows
+from fedsaddle.models.checks import check_module
 from fedsaddle.problems.agnostic import NOT_FINITE, classes_of
 from fedsaddle.problems.classes import correct, cross_entropy
 
@@ -97,7 +98,8 @@ class Robust:
         return {"loss": cross_entropy(outputs, rows.targets), "accuracy": correct(outputs, rows.targets)}
 
     def _fit(self, x: Tensor, y: Tensor, rows: Rows, name: str) -> dict[str, Tensor]:
-        parts = [self._each(x, y, Rows(*part)) for part in zip(*(torch.split(p, SLICE) for p in rows), strict=True)]
+        size = at_once(self, rows.inputs, SLICE)
+        parts = [self._each(x, y, Rows(*part)) for part in zip(*(torch.split(p, size) for p in rows), strict=True)]
         return {key + name: torch.cat([part[key] for part in parts]).double().mean() for key in parts[0]}
 
     def alarms(self, measures: dict[str, float]) -> list[str]:
