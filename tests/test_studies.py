@@ -315,6 +315,16 @@ def test_a_study_under_way_is_looked_at_without_running_anything(small, tmp_path
     assert "other settings" in str(other.exception) + other.output
 
 
+def test_what_all_runs_lack_is_told_once(small, tmp_path):
+    missing = 'name = "table"\nfile = "[none].csv"\nlabel = "y"'
+    small.write_text(SMALL.replace('name = "digits"', missing), encoding="utf-8")
+    command = ["reproduce", str(small), "--seeds", "2", "--jobs", "1", "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 1
+    assert done.output.count("[none].csv") == 1
+    assert "4 runs (NC/seed-0, Averaged/seed-0, NC/seed-1, Averaged/seed-1): failed" in done.output
+
+
 def test_long_names_of_methods_stay_whole_in_a_narrow_terminal(small, tmp_path, monkeypatch):
     console = Console(width=60, record=True)
     monkeypatch.setattr(cli_studies, "out", console)

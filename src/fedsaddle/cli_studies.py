@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -84,9 +85,13 @@ def bar(rounds: int) -> Iterator[Callable[[News], None]]:
 
 
 def _complain(found: Any) -> None:
+    runs: dict[tuple[str, str], list[str]] = {}  # what all lack, such as their data, is told once
     for news in found:
         if news.state in (FAILED, DIVERGED):
-            err.print(f"[yellow]{'/'.join(news.folder.parts[-2:])}: {news.state}: {news.why}[/yellow]", soft_wrap=True)
+            runs.setdefault((news.state, news.why), []).append("/".join(news.folder.parts[-2:]))
+    for (state, why), names in runs.items():
+        told = names[0] if len(names) == 1 else f"{len(names)} runs ({', '.join(names)})"
+        err.print(f"[yellow]{escape(told)}: {state}: {escape(why)}[/yellow]", soft_wrap=True)
     if found and not any(news.state in (COMPLETE, DIVERGED) for news in found):
         raise typer.Exit(1)
 
@@ -102,7 +107,7 @@ def _show(plan: reproduce.Plan, got: reproduce.Results) -> None:
     out.print(shown)
     for line in got.lines:
         for death in line.died:
-            out.print(f"[yellow]{line.label}, {death}[/yellow]", soft_wrap=True)
+            out.print(f"[yellow]{escape(f'{line.label}, {death}')}[/yellow]", soft_wrap=True)
         for how_far in line.unfinished:
             out.print(f"[yellow]{line.label}, {how_far}: unfinished, counted as far as it is[/yellow]", soft_wrap=True)
     for verdict in got.verdicts:
