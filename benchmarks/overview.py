@@ -17,7 +17,8 @@ DOCS = Path(__file__).parent.parent / "docs" / "results"
 PLACE = re.compile(r"(<!-- overview -->\n).*?(<!-- end -->)", re.DOTALL)
 SIGNS = {"holds": "✔", "within spread": "≈", "does not hold": "✘", "not measured": "?"}
 WHAT = ("model.", "run.rounds", "run.model_seed")  # settings that are told; the page of an experiment names all
-LEGEND = "Claims: " + ", ".join(f"{sign} {verdict}" for verdict, sign in SIGNS.items()) + "."
+LEGEND = ("Claims: " + ", ".join(f"{sign} {verdict}" for verdict, sign in SIGNS.items())
+          + "; in brackets, where it was told, on how many seeds the order is as claimed.")
 
 
 def row(folder: Path) -> list[str]:
@@ -32,9 +33,14 @@ def row(folder: Path) -> list[str]:
         "H200" if "NVIDIA H200" in page else "CPU",
         f"{len(methods)} x " + (f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0]))
         + (f", {died} died" if died else ""),
-        "<br>".join(f"{SIGNS[claim['verdict']]} {claim['text']}" for claim in study["claims"]),
+        "<br>".join(told(claim) for claim in study["claims"]),
         picture(folder, study["measure"]),
     ]
+
+
+def told(claim: dict[str, str]) -> str:
+    seeds = re.search(r"as claimed on (\d+ of \d+ seeds)", claim["detail"])
+    return f"{SIGNS[claim['verdict']]} {claim['text']}" + (f" *({seeds[1]})*" if seeds else "")
 
 
 def departures(page: str) -> str:
