@@ -9,26 +9,26 @@ function closer({ drawing, sx, sy, box, width }, shown) {
     const { x, y } = pointer(event, drawing, width);
     return { x: within(x, box.left, box.right), y: within(y, box.top, box.bottom) };
   };
-  let from = null, frame = null;
+  let from = null, outline = null;
   drawing.addEventListener("pointerdown", (event) => {
     if (event.button !== 0 || event.pointerType === "touch") return;
     from = place(event);
-    frame = svg("rect", { class: "closer" });
-    drawing.append(frame);
+    outline = svg("rect", { class: "closer" });
+    drawing.append(outline);
     drawing.setPointerCapture(event.pointerId);
     event.preventDefault();
   });
   drawing.addEventListener("pointermove", (event) => {
     if (!from) return;
     const { left, right, top, bottom } = rectangle(from, place(event), box);
-    dressed(frame, { x: left, y: top, width: right - left, height: bottom - top }, []);
+    dressed(outline, { x: left, y: top, width: right - left, height: bottom - top }, []);
   });
-  drawing.addEventListener("pointercancel", () => { from = null; frame && frame.remove(); });
+  drawing.addEventListener("pointercancel", () => { from = null; outline && outline.remove(); });
   drawing.addEventListener("pointerup", (event) => {
     if (!from) return;
     const { left, right, top, bottom, wide, high } = rectangle(from, place(event), box);
     from = null;
-    frame.remove();
+    outline.remove();
     if (wide || high) shown({ x: wide && [sx.back(left), sx.back(right)], y: high && [sy.back(bottom), sy.back(top)] });
   });
 }
