@@ -1,9 +1,11 @@
 """The results that are kept: their overview is what their pages say, their commands are of this version."""
 
+import importlib.util
 import json
 import shlex
 import subprocess
 import sys
+import tarfile
 from itertools import pairwise
 from pathlib import Path
 
@@ -32,3 +34,56 @@ def test_the_command_of_a_page_can_be_given_again(path):
     labels = {errand.folder.parent.name for errand in reproduce.errands(plan, path.parent, alone=False)}
     results = json.loads((path.parent / "results.json").read_text(encoding="utf-8"))["methods"]
     assert set(results) == labels
+
+
+@pytest.fixture
+def home():
+    """benchmarks/lent/home.py, which is no package."""
+    spec = importlib.util.spec_from_file_location("home", ROOT / "benchmarks" / "lent" / "home.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PLANS = sorted((ROOT / "benchmarks" / "lent" / "plans").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
+def test_what_is_to_be_run_on_lent_machines_can_be_run(path, home):
+    """An hour of a GPU is not lost to a misspelt setting; entries of one page are of one recipe."""
+    for entry in json.loads(path.read_text(encoding="utf-8")):
+        assert set(entry) <= {"recipe", "to", "page", "only", "set", "seeds"}
+        plan = reproduce.planned(study.load(entry["recipe"]), 3, False, entry.get("only", ()), entry.get("set", ()))
+        assert reproduce.errands(plan, path.parent, alone=False)
+    for folder, entries in home.pages([path]).items():
+        words = home.command(path.parent / folder, entries)
+        assert words[:2] == ["reproduce", entries[0]["recipe"]]
+
+
+def test_what_comes_back_from_a_lent_machine_lies_beside_what_came_before(home, tmp_path):
+    def run(where, rounds, ended):
+        where.mkdir(parents=True)
+        (where / "records.jsonl").write_text("{}\n" * rounds)
+        if ended:
+            (where / "ended.json").write_text('{"how": "diverged", "why": "inf"}')
+
+    here, back = tmp_path / "results", tmp_path / "away" / "results"
+    run(here / "auc" / "ONE" / "seed-0", 7, ended=True)
+    run(here / "auc" / "ONE" / "seed-1", 3, ended=False)
+    run(back / "auc" / "ONE" / "seed-0", 2, ended=False)  # begun anew on another machine
+    run(back / "auc" / "ONE" / "seed-1", 9, ended=True)
+    run(back / "auc" / "ADA" / "seed-0", 5, ended=False)
+    with tarfile.open(tmp_path / "runs.tar.xz", "w:xz") as archive:
+        archive.add(back, "results")
+    home.unpack(tmp_path / "runs.tar.xz", here)
+    rounds = {path.parent.relative_to(here).as_posix(): len(path.read_text().splitlines())
+              for path in here.rglob("records.jsonl")}
+    assert rounds == {"auc/ONE/seed-0": 7, "auc/ONE/seed-1": 9, "auc/ADA/seed-0": 5}
+
+    entries = [{"recipe": "cdma/auc-mnist", "only": ["CDMA-ADA"], "set": ["run.rounds=9"], "seeds": [0]},
+               {"recipe": "cdma/auc-mnist", "only": ["CDMA-ONE"], "seeds": [0, 1]}]
+    for label in ("CDMA-ADA", "CDMA-ONE"):
+        run(here / "mnist" / label / "seed-0", 1, ended=True)
+    assert home.command(here / "mnist", entries)[2:] == [
+        "--no-run", "--seeds", "2", "--out", str(here / "mnist"), "--only", "CDMA-ADA", "--only", "CDMA-ONE",
+        "--set", "run.rounds=9"]

@@ -7,6 +7,7 @@ import shutil
 import statistics
 
 import pytest
+import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -286,7 +287,7 @@ def test_an_experiment_over_seeds_ends_in_the_numbers_of_its_records(small, tmp_
         errands.prepare(reproduce.errands(other, out, alone=False)[0])
 
 
-def test_a_study_under_way_is_looked_at_without_running_anything(small, tmp_path):
+def test_a_study_under_way_is_looked_at_without_running_anything(small, tmp_path, monkeypatch):
     out = tmp_path / "out"
     command = ["reproduce", str(small), "--only", "NC", "--seeds", "2", "--jobs", "1", "--out", str(out)]
     nothing = CliRunner().invoke(app, [*command, "--no-run"])
@@ -313,6 +314,12 @@ def test_a_study_under_way_is_looked_at_without_running_anything(small, tmp_path
         out / "README.md").read_text()
     other = CliRunner().invoke(app, [*command, "--no-run", "--set", "run.batch_size=7"])
     assert "other settings" in str(other.exception) + other.output
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # runs that came from a machine with a GPU
+    on_a_gpu = [word for word in command if word not in ("--jobs", "1")] + ["--set", "run.device=cuda"]
+    assert "finds no CUDA device" in str(CliRunner().invoke(app, on_a_gpu).exception)
+    done = CliRunner().invoke(app, [*on_a_gpu, "--no-run"])
+    assert done.exit_code == 0, done.output
 
 
 def test_what_all_runs_lack_is_told_once(small, tmp_path):

@@ -44,12 +44,11 @@ def add_to(app: typer.Typer) -> None:
         """
         plan = reproduce.planned(study.load(name), seeds, quick, only or (), set_ or ())
         folder = target or Path("results") / (f"{plan.study.name}-quick" if quick else plan.study.name)
-        at_once = jobs or errands.usual_jobs(plan.settings)
-        whole = reproduce.errands(plan, folder, alone=at_once == 1)
-        if no_run:
-            errands.see_to(whole)
+        if no_run:  # on any machine: the runs may have come from one with another device
+            errands.see_to(reproduce.errands(plan, folder, alone=False))
         else:
-            _complain(carry_out(whole, at_once).values())
+            at_once = jobs or errands.usual_jobs(plan.settings)
+            _complain(carry_out(reproduce.errands(plan, folder, alone=at_once == 1), at_once).values())
         got = reproduce.results(plan, folder, unfinished=no_run)
         reproduce.write(plan, folder, got)
         _show(plan, got)
