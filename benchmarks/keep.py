@@ -1,18 +1,18 @@
 """Keeps the small files of a result folder of `fedsaddle reproduce` in docs/results: page, tables, numbers, pictures,
-and in runs.tar.xz what every run that has ended was set to and measured. Brings the overview up to date (overview.py).
+and in runs.tar.xz every run that has ended, without its model. Brings the overview up to date (overview.py).
 
     python benchmarks/keep.py results/cdma/auc-mnist cdma/auc-mnist
     python benchmarks/keep.py --back cdma/auc-mnist results/cdma/auc-mnist
 
---back makes run folders of that archive, without models and without the rounds that were not evaluated. `fedsaddle
-reproduce` with the same settings skips them, so a study can be made larger, or its page again, on another machine. With
-more rounds it does them from the start, since checkpoints are not kept.
+--back makes run folders of that archive. `fedsaddle reproduce` with the same settings skips them, so a study can be
+made larger, or its page again, on another machine; with more rounds it does them from the start, since checkpoints are
+not kept. Archives from before 19 November 2026 hold only the rounds that were evaluated, which is all that tables,
+claims and curves need; who was asked and what was sent is not whole in a report of them.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import re
 import shutil
 import sys
@@ -25,7 +25,7 @@ from fedsaddle.report.series import UNFINISHED, find, read_run
 
 DOCS = Path(__file__).parent.parent / "docs" / "results"
 PAGE = ("README.md", "table.csv", "curves.csv", "results.json", "study.json")
-WHOLE = ("run.toml", "summary.json", "ended.json", "environment.json")
+WHOLE = ("run.toml", "records.jsonl", "summary.json", "final.json", "ended.json", "environment.json")
 
 
 def keep(source: Path, target: Path) -> None:
@@ -57,12 +57,9 @@ def back(source: Path, target: Path) -> None:
 
 def _measured(folder: Path) -> dict[str, bytes]:
     """The files of a run that matter to a study; none if it is yet to go on."""
-    run = read_run(folder)
-    if run.state == UNFINISHED:
+    if read_run(folder).state == UNFINISHED:
         return {}
-    looks = "".join(json.dumps(record) + "\n" for record in run.records if "measures" in record)
-    files = {name: (folder / name).read_bytes() for name in WHOLE if (folder / name).exists()}
-    return {**files, "records.jsonl": looks.encode()}
+    return {name: (folder / name).read_bytes() for name in WHOLE if (folder / name).exists()}
 
 
 def main() -> None:

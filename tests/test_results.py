@@ -10,7 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from fedsaddle.cli import app
 from fedsaddle.studies import reproduce, study
 
 ROOT = Path(__file__).parent.parent
@@ -37,12 +39,41 @@ def test_the_command_of_a_page_can_be_given_again(path):
 
 
 @pytest.fixture
-def home():
-    """benchmarks/lent/home.py, which is no package."""
-    spec = importlib.util.spec_from_file_location("home", ROOT / "benchmarks" / "lent" / "home.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script(monkeypatch):
+    """A script of benchmarks/, which is no package, as a module."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+
+    def loaded(path):
+        spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / "benchmarks" / path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return loaded
+
+
+@pytest.fixture
+def home(script):
+    return script("lent/home.py")
+
+
+def test_a_kept_study_comes_back_whole(script, tmp_path):
+    """All that a report of it needs, for runs that have ended; the page is the same again."""
+    keep, out = script("keep.py"), tmp_path / "out"
+    command = ["reproduce", "drfa/adult-gender", "--quick", "--jobs", "1", "--seeds", "1", "--only", "DRFA",
+               "--set", "data.name=digits", "--set", "model.name=linear", "--set", "data.partition=iid"]
+    done = CliRunner().invoke(app, [*command, "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    keep.keep(out, tmp_path / "kept")
+    keep.back(tmp_path / "kept", tmp_path / "again")
+    here, back = (folder / "DRFA" / "seed-0" for folder in (out, tmp_path / "again"))
+    for name in ("run.toml", "records.jsonl", "final.json", "summary.json"):
+        assert (back / name).read_bytes() == (here / name).read_bytes()
+    done = CliRunner().invoke(app, [*command, "--no-run", "--out", str(tmp_path / "again")])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "again" / "results.json").read_bytes() == (tmp_path / "kept" / "results.json").read_bytes()
+    with pytest.raises(SystemExit, match="is there already"):
+        keep.back(tmp_path / "kept", tmp_path / "again")
 
 
 PLANS = sorted((ROOT / "benchmarks" / "lent" / "plans").glob("*.json"))
