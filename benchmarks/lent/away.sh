@@ -2,8 +2,8 @@
 # Runs that outlive the command that starts them, on a lent machine where a command may take minutes and a fresh copy of
 # the tree comes with each.
 #
-#   away.sh begin PLAN JOBS [COMMAND...]   copy the tree and the data that came along; then, in the background, COMMAND and
-#                                          errands.py PLAN, so many runs at once
+#   away.sh begin PLAN JOBS [COMMAND...]   copy the tree and the data that came along; then, in the background, COMMAND and,
+#                                          if it went well, errands.py PLAN, so many runs at once
 #   away.sh look SECONDS OUT               show how all is going for so long; then what has ended into OUT/runs.tar.xz
 #   away.sh stop SECONDS OUT               the same, and end everything first, with checkpoints
 #
@@ -12,6 +12,9 @@ set -eu
 home=${AWAY:-$HOME/away}
 export PYTHONPATH=$home/wheels:$home/tree/src FEDSADDLE_DATA=$home/data FEDSADDLE_CACHE=$home/cache OMP_NUM_THREADS=1
 export PYTHONUNBUFFERED=1 CUDA_MPS_PIPE_DIRECTORY=$home/mps CUDA_MPS_LOG_DIRECTORY=$home/mps
+
+fedsaddle() { python -m fedsaddle "$@"; }  # nothing is installed there
+export -f fedsaddle
 
 begin() {
   local plan=$1 jobs=$2 name
@@ -28,7 +31,7 @@ begin() {
   done
   cp "$plan" "$home/$name.json"
   cd "$home"
-  setsid bash -c '"${@:4}"; exec python tree/benchmarks/lent/errands.py "$2" --out results --jobs "$3"' \
+  setsid bash -c '"${@:4}" && exec python tree/benchmarks/lent/errands.py "$2" --out results --jobs "$3"' \
     begin "$name" "$home/$name.json" "$jobs" "${@:-true}" > "$home/$name.log" 2>&1 < /dev/null &
   echo $! > "$home/$name.pid"
 }
