@@ -181,6 +181,11 @@ def test_usable_steps_are_the_most_that_lose_no_more_than_the_margin():
     assert uncut.verdict == UNKNOWN  # S64 could do it
     assert "S32 has the most steps that were tried" in uncut.detail
 
+    seeds = {"S1": [curve(0.9), curve(0.9, seed=1)], "S8": [curve(0.895), curve(0.88, seed=1)],
+             "P1": [curve(0.9, seed=1), curve(0.9)], "P8": [curve(0.8), curve(0.8, seed=1)]}
+    told = verdict(seeds, steps=steps, factor=8.0, **claim | {"methods": ("S1", "S8")})
+    assert told.verdict == FAILS and told.detail.endswith("as claimed on 1 of 2 seeds")
+
 
 def test_steps_at_which_all_runs_diverge_are_not_usable():
     dead = [curve(0.9)._replace(died="not finite", cut=True)]

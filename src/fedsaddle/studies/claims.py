@@ -85,19 +85,21 @@ def _compared(claim: Claim, evidence: Evidence) -> tuple[str, str]:
             noise = math.hypot(values[one].deviation, values[other].deviation)
             verdicts.append(_decided(gap, noise, claim.margin > 0))
     words = [f"{label} {values[label]}" for label in dict.fromkeys((*claim.methods, *claim.than))]
-    return _worst(verdicts), "; ".join(words) + _seed_by_seed(claim, evidence)
+
+    def as_claimed(of_a_seed: Mapping[str, float]) -> bool:
+        return all(sign * (of_a_seed[one] - of_a_seed[other]) + claim.margin > 0
+                   for one in claim.methods for other in claim.than)
+
+    return _worst(verdicts), "; ".join(words) + _seed_by_seed(claim, evidence, as_claimed)
 
 
-def _seed_by_seed(claim: Claim, evidence: Evidence) -> str:
+def _seed_by_seed(claim: Claim, evidence: Evidence, as_claimed: Callable[[Mapping[str, float]], bool]) -> str:
     """On how many seeds it is as claimed. Methods share a seed's first weights and, where they ask alike, its draws,
     so an order can be there on every seed and yet be less than the spread over them."""
     found = {label: dict(values) for label, values in _by_seed(claim, evidence).items()}
-    sign = 1 if evidence.higher else -1
     seeds = set.intersection(*(set(values) for values in found.values()))
-    as_claimed = [seed for seed in seeds if all(
-        sign * (found[one][seed] - found[other][seed]) + claim.margin > 0
-        for one in claim.methods for other in claim.than)]
-    return f"; as claimed on {len(as_claimed)} of {len(seeds)} seeds" if len(seeds) > 1 else ""
+    count = sum(as_claimed({label: values[seed] for label, values in found.items()}) for seed in seeds)
+    return f"; as claimed on {count} of {len(seeds)} seeds" if len(seeds) > 1 else ""
 
 
 def _decided(gap: float, noise: float, tolerant: bool) -> str:
@@ -160,23 +162,28 @@ def _fewer(one: Spread, other: Spread) -> str:
 
 def _usable(claim: Claim, evidence: Evidence) -> tuple[str, str]:
     """The largest number of local steps, in a family of labels, at which no more than the margin is lost."""
-    values, sign = _values(claim, evidence), 1 if evidence.higher else -1
-    words = "; ".join(f"{label} {values[label]}" for label in (*claim.methods, *claim.than))
+    spreads, steps, sign = _values(claim, evidence), evidence.steps, 1 if evidence.higher else -1
+    means = {label: value.mean for label, value in spreads.items() if value.values}
+    words = "; ".join(f"{label} {spreads[label]}" for label in (*claim.methods, *claim.than))
 
-    def largest(labels: Sequence[str]) -> str | None:
+    def largest(labels: Sequence[str], values: Mapping[str, float]) -> str | None:
         """None where all runs of all of them ended early."""
-        found = {label: sign * values[label].mean for label in labels if values[label].values}
+        found = {label: sign * values[label] for label in labels if label in values}
         return max((label for label in found if found[label] >= max(found.values()) - claim.margin),
-                   key=lambda label: evidence.steps[label], default=None)
+                   key=lambda label: steps[label], default=None)
 
-    one, other = largest(claim.methods), largest(claim.than)
+    def as_claimed(of_a_seed: Mapping[str, float]) -> bool:
+        one, other = largest(claim.methods, of_a_seed), largest(claim.than, of_a_seed)
+        return one is not None and other is not None and steps[one] >= claim.factor * steps[other]
+
+    one, other = largest(claim.methods, means), largest(claim.than, means)
     if one is None or other is None:
         return UNKNOWN, words
-    ratio = evidence.steps[one] / evidence.steps[other]
+    ratio = steps[one] / steps[other]
     measured = f"{one} against {other}, {ratio:g} times the steps ({words})"
-    if ratio < claim.factor and evidence.steps[one] == max(evidence.steps[label] for label in claim.methods):
+    if ratio < claim.factor and steps[one] == max(steps[label] for label in claim.methods):
         return UNKNOWN, f"{one} has the most steps that were tried, and loses nothing: {measured}"
-    return (HOLDS if ratio >= claim.factor else FAILS), measured
+    return (HOLDS if ratio >= claim.factor else FAILS), measured + _seed_by_seed(claim, evidence, as_claimed)
 
 
 def _values(claim: Claim, evidence: Evidence) -> dict[str, Spread]:
