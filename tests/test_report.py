@@ -434,6 +434,15 @@ def test_embedded_curves_equal_the_records_to_six_digits(study, tmp_path, monkey
             assert [at for at, value in enumerate(run["y"]["test.score_min"]) if value is None] == [6, 13, 20, 27]
 
 
+def test_where_records_of_rounds_are_missing_the_page_says_so(tmp_path, monkeypatch):
+    write_study(tmp_path, methods=("CDMA",), seeds=2, every=5)
+    words = "only some rounds of 1 of the 2 runs are here"
+    assert words not in written(tmp_path, tmp_path, monkeypatch=monkeypatch).words
+    kept = tmp_path / "CDMA" / "seed-0" / "records.jsonl"
+    kept.write_text("".join(line for line in kept.read_text().splitlines(keepends=True) if '"measures"' in line))
+    assert words in written(tmp_path, tmp_path, monkeypatch=monkeypatch).words
+
+
 def test_nothing_in_the_data_can_end_the_script():
     text = embedded({"a": "</script><!--", "b": [float("nan"), float("inf"), 1234567.0, 0.12345678, 1e-9, None, True]})
     assert "<" not in text

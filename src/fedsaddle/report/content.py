@@ -90,9 +90,17 @@ def about(series: Sequence[Series]) -> list[tuple[str, str]]:
         ("problem", words(series, "problem")), ("data", words(series, "data")), ("clients", ", ".join(clients)),
         ("model", words(series, "model")), ("methods", ", ".join(one.label for one in series)),
         ("seeds", ", ".join(map(str, seeds))), ("rounds", ", ".join(f"{count:,}" for count in planned)),
-        ("dates", dates(series)),
+        ("dates", dates(series)), ("records", gaps(series)),
     ]
     return [(name, text) for name, text in told if text]
+
+
+def gaps(series: Sequence[Series]) -> str:
+    """What cannot be told where records of rounds are missing, as in folders made of kept results."""
+    runs = [run for one in series for run in one.runs]
+    few = sum(bool(run.records) and run.records[-1]["round"] > len(run.records) for run in runs)
+    return f"only some rounds of {few} of the {len(runs)} runs are here: seconds, participation and communication " \
+           "are of those" if few else ""
 
 
 def clients_of(one: Series) -> int:
