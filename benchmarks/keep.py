@@ -6,13 +6,15 @@ and in runs.tar.xz every run that has ended, without its model. Brings the overv
 
 --back makes run folders of that archive. `fedsaddle reproduce` with the same settings skips them, so a study can be
 made larger, or its page again, on another machine; with more rounds it does them from the start, since checkpoints are
-not kept. Archives from before 19 November 2026 hold only the rounds that were evaluated, which is all that tables,
-claims and curves need; who was asked and what was sent is not whole in a report of them.
+not kept. Archives without a final.json hold only the rounds that were evaluated, which is all that tables, claims and
+curves need; who was asked and what was sent is not whole in a report of them. A page is not replaced by one that lacks
+some of its methods.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import re
 import shutil
 import sys
@@ -28,7 +30,16 @@ PAGE = ("README.md", "table.csv", "curves.csv", "results.json", "study.json")
 WHOLE = ("run.toml", "records.jsonl", "summary.json", "final.json", "ended.json", "environment.json")
 
 
+def methods(folder: Path) -> set[str]:
+    """Those on a page; none where there is no page."""
+    file = folder / "results.json"
+    return set(json.loads(file.read_text(encoding="utf-8"))["methods"]) if file.exists() else set()
+
+
 def keep(source: Path, target: Path) -> None:
+    if missing := methods(target) - methods(source):
+        raise SystemExit(f"{target}: its page has {', '.join(sorted(missing))}, which {source} has not; get its runs "
+                         "back with --back and put them beside these, or give another name")
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     page = (source / "README.md").read_text(encoding="utf-8")

@@ -75,13 +75,19 @@ def test_a_kept_study_comes_back_whole(script, tmp_path):
     with pytest.raises(SystemExit, match="is there already"):
         keep.back(tmp_path / "kept", tmp_path / "again")
 
+    page = tmp_path / "kept" / "results.json"  # as if another method had been kept before
+    page.write_text(page.read_text().replace('"methods": {', '"methods": {"AFL": {}, '))
+    with pytest.raises(SystemExit, match="its page has AFL"):
+        keep.keep(out, tmp_path / "kept")
+    assert (tmp_path / "kept" / "runs.tar.xz").exists()
+
 
 PLANS = sorted((ROOT / "benchmarks" / "lent" / "plans").glob("*.json"))
 
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
-def test_what_is_to_be_run_on_lent_machines_can_be_run(path, home):
-    """An hour of a GPU is not lost to a misspelt setting; entries of one page are of one recipe."""
+def test_what_is_to_be_run_on_lent_machines_can_be_run(path, home, script):
+    """An hour of a GPU is not lost to a misspelt setting; entries of one page are of one recipe, and can be kept."""
     for entry in json.loads(path.read_text(encoding="utf-8")):
         assert set(entry) <= {"recipe", "to", "page", "only", "set", "seeds"}
         plan = reproduce.planned(study.load(entry["recipe"]), 3, False, entry.get("only", ()), entry.get("set", ()))
@@ -89,6 +95,9 @@ def test_what_is_to_be_run_on_lent_machines_can_be_run(path, home):
     for folder, entries in home.pages([path]).items():
         words = home.command(path.parent / folder, entries)
         assert words[:2] == ["reproduce", entries[0]["recipe"]]
+        labels = [entry.get("only", study.load(entry["recipe"]).tables["algorithms"]) for entry in entries]
+        page = ROOT / "docs" / "results" / entries[0].get("page", entries[0]["recipe"])
+        assert script("keep.py").methods(page) <= {label for each in labels for label in each}
 
 
 def test_what_comes_back_from_a_lent_machine_lies_beside_what_came_before(home, tmp_path):

@@ -63,15 +63,21 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("results"))
     given = parser.parse_args()
     unpack(given.archive, given.results)
+    refused = []
     for name, entries in pages(given.plans).items():
         folder = given.results / name
         if not any(folder.glob("*/seed-*/records.jsonl")):
             print(f"{folder}: no run has come back yet")
             continue
         page = entries[0].get("page", entries[0]["recipe"])
-        subprocess.run([sys.executable, "-m", "fedsaddle", *command(folder, entries)], check=True)
-        subprocess.run([sys.executable, LENT.parent / "keep.py", folder, page], check=True)
-        print(f"docs/results/{page}")
+        for words in (["-m", "fedsaddle", *command(folder, entries)], [LENT.parent / "keep.py", folder, page]):
+            if subprocess.run([sys.executable, *words], check=False).returncode:  # the others are made all the same
+                refused.append(page)
+                break
+        else:
+            print(f"docs/results/{page}")
+    if refused:
+        raise SystemExit(f"no page, for the reasons above: {', '.join(refused)}")
 
 
 if __name__ == "__main__":
