@@ -61,6 +61,10 @@ def test_parameter_counts_by_hand():
     assert count(nets.generator) == (100 * 1024 + 1024) + (1024 * 6272 + 6272) + (128 * 64 * 16 + 64) \
         + (64 * 16 + 1) + normalised
     assert count(nets.discriminator) == (25 * 32 + 32) + (32 * 64 * 25 + 64) + (1024 * 1024 + 1024) + (1024 + 1)
+    narrow = DCGAN28(width=8).build((1, 28, 28), 1)
+    assert count(narrow.generator) == (100 * 256 + 256) + (256 * 1568 + 1568) + (32 * 16 * 16 + 16) \
+        + (16 * 16 + 1) + 2 * (256 + 1568 + 16)
+    assert count(narrow.discriminator) == (25 * 8 + 8) + (8 * 16 * 25 + 16) + (256 * 256 + 256) + (256 + 1)
     nets = DCGAN64().build((3, 64, 64), 1)
     squares = 64 * 128 + 128 * 256 + 256 * 512
     assert count(nets.generator) == 16 * (100 * 512 + squares + 64 * 3) + 2 * (512 + 256 + 128 + 64)

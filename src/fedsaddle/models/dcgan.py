@@ -34,6 +34,8 @@ class DCGAN28:
     conv 32 and conv 64 of 5x5, leaky ReLU, pools, 1024, 1. For one channel: 6,679,105 and 1,102,721 parameters."""
 
     noise: int = setting(100, NOISE, at_least=1)
+    width: int = setting(32, "channels of the discriminator's first layer; all other layers grow and shrink with it. "
+                         "Fewer than 32 are narrower nets of the same form, for slow machines", at_least=1)
     norm: str = setting("batch", f"of the generator; {NORM}", choices=NORMS)
     groups: int = setting(2, GROUPS, at_least=1)
     first_weights: str = setting("torch", "of linear and transposed layers: torch's own, or Xavier's uniform ones, as "
@@ -41,16 +43,18 @@ class DCGAN28:
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         channels = _exactly("dcgan28", input_shape, 28)
+        one, two, four, wide = self.width, 2 * self.width, 4 * self.width, 32 * self.width
         generator = nn.Sequential(
-            nn.Linear(self.noise, 1024), nn.ReLU(), norm(self.norm, 1024, self.groups, 0),
-            nn.Linear(1024, 6272), nn.ReLU(), norm(self.norm, 6272, self.groups, 0), nn.Unflatten(1, (128, 7, 7)),
-            nn.ConvTranspose2d(128, 64, 4, 2, 1), nn.ReLU(), norm(self.norm, 64, self.groups),
-            nn.ConvTranspose2d(64, channels, 4, 2, 1), nn.Tanh(),
+            nn.Linear(self.noise, wide), nn.ReLU(), norm(self.norm, wide, self.groups, 0),
+            nn.Linear(wide, four * 49), nn.ReLU(), norm(self.norm, four * 49, self.groups, 0),
+            nn.Unflatten(1, (four, 7, 7)),
+            nn.ConvTranspose2d(four, two, 4, 2, 1), nn.ReLU(), norm(self.norm, two, self.groups),
+            nn.ConvTranspose2d(two, channels, 4, 2, 1), nn.Tanh(),
         )
         discriminator = nn.Sequential(
-            nn.Conv2d(channels, 32, 5), nn.LeakyReLU(0.01), nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 5), nn.LeakyReLU(0.01), nn.MaxPool2d(2), nn.Flatten(),
-            nn.Linear(1024, 1024), nn.LeakyReLU(0.01), nn.Linear(1024, outputs),
+            nn.Conv2d(channels, one, 5), nn.LeakyReLU(0.01), nn.MaxPool2d(2),
+            nn.Conv2d(one, two, 5), nn.LeakyReLU(0.01), nn.MaxPool2d(2), nn.Flatten(),
+            nn.Linear(two * 16, wide), nn.LeakyReLU(0.01), nn.Linear(wide, outputs),
         )
         nets = Adversaries(self.noise, generator, discriminator)
         if self.first_weights == "xavier":
