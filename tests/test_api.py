@@ -110,6 +110,20 @@ def test_lists(what):
         assert all(s["meaning"] for s in entry["settings"])
 
 
+def test_the_list_of_recipes_has_names_to_copy_and_says_where_their_data_are(monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDSADDLE_DATA", str(tmp_path))
+    monkeypatch.setenv("FEDSADDLE_CACHE", str(tmp_path))
+    entries = json.loads(CliRunner().invoke(app, ["list", "recipes", "--json"]).stdout)
+    shown = CliRunner().invoke(app, ["list", "recipes"]).stdout
+    assert all(entry["name"] in shown for entry in entries)  # in a window of 80 characters
+    found = {entry["name"]: entry for entry in entries}
+    race = found["drfa/adult-race"]
+    assert race["methods"][:2] == ["DRFA", "DRFA-all"] and race["data"] == "adult"
+    assert found["cdma/gan-celeba"]["data_where"].startswith("to be put there by hand: from https://")
+    assert found["codasca/cifar100-ih"]["data_where"] == "to be fetched"
+    assert found["digits-auc"]["data_where"] == "comes with the package"
+
+
 def test_the_list_of_algorithms_tells_what_a_user_needs():
     entries = {e["name"]: e for e in json.loads(CliRunner().invoke(app, ["list", "algorithms", "--json"]).stdout)}
     assert entries.keys() == ALGORITHMS.keys()

@@ -9,7 +9,9 @@ from typing import Any
 from fedsaddle import recipes
 from fedsaddle.algorithms import ALGORITHMS, Entry
 from fedsaddle.algorithms.theorems import THEOREMS
+from fedsaddle.config import read
 from fedsaddle.config.validation import declared
+from fedsaddle.data import store
 from fedsaddle.data.partitions import PARTITIONS
 from fedsaddle.data.sources import SOURCES
 from fedsaddle.models import MODELS
@@ -56,7 +58,14 @@ def _theorems() -> list[dict[str, Any]]:
 
 
 def _recipes() -> list[dict[str, Any]]:
-    return [{"name": name, "about": recipes.about(name), "settings": []} for name in recipes.names()]
+    found = []
+    for name in recipes.names():
+        tables = read(recipes.FOLDER / f"{name}.toml")
+        data = tables["data"]["name"]
+        found.append({"name": name, "about": recipes.about(name), "methods": list(tables["algorithms"]),
+                      "rounds": tables["run"]["rounds"], "data": data,
+                      "data_where": store.whereabouts(SOURCES[data]), "settings": []})
+    return found
 
 
 def _plain(value: Any) -> Any:

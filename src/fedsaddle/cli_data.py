@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
@@ -36,19 +36,8 @@ def list_() -> None:
     for title in ("name", "what it is", "where it is"):
         table.add_column(title, overflow="fold")
     for name, source in SOURCES.items():
-        table.add_row(name, (source.__doc__ or "").split("\n\n")[0], _whereabouts(source))
+        table.add_row(name, (source.__doc__ or "").split("\n\n")[0], store.whereabouts(source))
     out.print(table)
-
-
-def _whereabouts(source: Any) -> str:
-    shelf = getattr(source, "shelf", None)
-    if shelf is None:
-        own = hasattr(source, "folder") or hasattr(source, "file")
-        return "your own" if own else "comes with the package"
-    found = store.find(shelf, "")
-    if found:
-        return str(found.paths[0].parent)
-    return "to be fetched" if store.fetchable(shelf) else f"to be put there by hand: {shelf.advice}"
 
 
 @app.command()

@@ -143,6 +143,18 @@ def remedy(shelf: Shelf) -> str:
             f"FEDSADDLE_DATA, or put them into {shelf_folder(shelf)}")
 
 
+def whereabouts(source: Any) -> str:
+    """Where the files of a data source are, or how they would come here."""
+    shelf = getattr(source, "shelf", None)
+    if shelf is None:
+        own = hasattr(source, "folder") or hasattr(source, "file")
+        return "your own" if own else "comes with the package"
+    found = find(shelf, "")
+    if found:
+        return str(found.paths[0].parent)
+    return "to be fetched" if fetchable(shelf) else f"to be put there by hand: {shelf.advice}"
+
+
 def check(path: Path) -> str:
     """The digest of a file that SHA256SUMS beside it names, "" if it names none; an error where the two differ."""
     expected = recorded(path.parent).get(path.name, "")

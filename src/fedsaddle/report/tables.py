@@ -54,11 +54,15 @@ def number(value: float | None) -> str:
 
 
 def listing(kind: str, rows: list[dict[str, Any]]) -> Table:
-    """A registry: name, what it is, its settings with defaults and meanings."""
+    """A registry: name, what it is, and its settings with defaults and meanings, or what an experiment takes."""
     table = Table(title=kind, show_lines=True)
-    for name in ("name", "what it is", "settings (default): meaning"):
+    experiments = any("methods" in row for row in rows)
+    table.add_column("name", overflow="fold", no_wrap=experiments)  # to be copied into a command
+    for name in ("what it is", *(("data",) if experiments else ("settings (default): meaning",))):
         table.add_column(name, overflow="fold")
     for row in rows:
         settings = "\n".join(f"[bold]{s['name']}[/bold] ({s['default']}): {s['meaning']}" for s in row["settings"])
-        table.add_row(row["name"], row["about"], settings or "-")
+        takes = (f"{row['about']}; {len(row['methods'])} methods, {row['rounds']} rounds",
+                 f"[bold]{row['data']}[/bold]: {row['data_where']}") if experiments else (row["about"], settings or "-")
+        table.add_row(row["name"], *takes)
     return table
