@@ -4,11 +4,12 @@ and in runs.tar.xz every run that has ended, without its model. Brings the overv
     python benchmarks/keep.py results/cdma/auc-mnist cdma/auc-mnist
     python benchmarks/keep.py --back cdma/auc-mnist results/cdma/auc-mnist
 
---back makes run folders of that archive. `fedsaddle reproduce` with the same settings skips them, so a study can be
-made larger, or its page again, on another machine; with more rounds it does them from the start, since checkpoints are
-not kept. Archives without a final.json hold only the rounds that were evaluated, which is all that tables, claims and
-curves need; who was asked and what was sent is not whole in a report of them. A page is not replaced by one that lacks
-some of its methods.
+--back makes run folders of that archive, with the page's own files beside them: `fedsaddle report` shows the study as
+it was, claims included. `fedsaddle reproduce` with the same settings skips these runs, so a study can be made larger,
+or its page again, on another machine; with more rounds it does them from the start, since checkpoints are not kept.
+Archives without a final.json hold only the rounds that were evaluated, which is all that tables, claims and curves
+need; who was asked and what was sent is not whole in a report of them. A page is not replaced by one that lacks some of
+its methods.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ def back(source: Path, target: Path) -> None:
             if (target / entry.name).exists():
                 raise SystemExit(f"{target / entry.name} is there already; give another folder, or remove it")
         archive.extractall(target, filter="data")
+    for file in PAGE:
+        shutil.copy(source / file, target / file)
     for picture in source.glob("*/seed-*/*.png"):
         shutil.copy(picture, target / picture.relative_to(source))
 

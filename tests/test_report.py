@@ -22,6 +22,7 @@ from fedsaddle.report import page, plots
 from fedsaddle.report.asks import LETTERS, raster
 from fedsaddle.report.content import content
 from fedsaddle.report.page import embedded, rounded
+from fedsaddle.report.page.markup import prose
 from fedsaddle.report.results import curve, results
 from fedsaddle.report.series import gather, read_run
 
@@ -562,6 +563,39 @@ def test_a_study_says_which_measure_it_is_about(tmp_path):
     (tmp_path / "study.json").write_text(json.dumps({"measure": "train.auc"}))
     assert content([tmp_path])["headline"] == "train.auc"
     assert content([tmp_path / "a"])["headline"] == "test.auc"
+
+
+def test_the_table_of_a_study_smooths_as_the_study_does(tmp_path, monkeypatch):
+    """The same numbers as in the study's own table; every other measure stays as it was evaluated last."""
+    runs = write_study(tmp_path / "in", seeds=2)
+    (tmp_path / "in" / "study.json").write_text(json.dumps({**STUDY, "measure": "test.auc", "smooth": 3}))
+    shown = written(tmp_path, tmp_path / "in", monkeypatch=monkeypatch)
+    heads, row, _ = shown.tables["results"]
+    auc = [[line["measures"]["test"]["auc"] for line in runs["CDMA", seed]] for seed in range(2)]
+    means = [[statistics.mean(values[at - 3 : at]) for at in range(3, len(values) + 1)] for values in auc]
+    cells = dict(zip(heads, row, strict=True))
+    assert cells["test.auc at the end"] == mean_and_deviation([values[-1] for values in means])
+    assert cells["best"] == mean_and_deviation([max(values) for values in means])
+    assert "Each value is the mean of 3 evaluations" in shown.words
+    assert {row[0]: row[1] for row in shown.tables["measures"]}["test.auc"] == mean_and_deviation([v[-1] for v in auc])
+    assert "each value the mean of 3 evaluations" in " ".join(command("compare", tmp_path / "in").split())
+    assert "each value" not in command("compare", tmp_path / "in", "--measure", "train.auc")
+
+
+def test_many_seeds_and_many_commands_are_told_in_short(tmp_path, monkeypatch):
+    for seed in range(10):
+        write_run(tmp_path / "in" / "CDMA" / f"seed-{seed}", seed=seed, rounds=2)
+    write_run(tmp_path / "in" / "Other" / "seed-1", "Other", seed=1, rounds=2)
+    write_run(tmp_path / "in" / "Other" / "seed-3", "Other", seed=3, rounds=2)
+    shown = written(tmp_path, tmp_path / "in", monkeypatch=monkeypatch)
+    assert [row[1] for row in shown.tables["results"]] == ["seeds", "0 to 9", "1, 3"]
+    assert "12 commands" in shown.words and "CDMA/seed-9/run.toml" in shown.words
+
+
+def test_departures_are_paragraphs_and_lists():
+    text = "Of `x` it is told\nin two lines.\n\nAnother.\nDepartures:\n- one, <b>\n  going on\n- two\n"
+    assert prose(text) == ("<p>Of <code>x</code> it is told in two lines.</p><p>Another. Departures:</p>"
+                           "<ul><li>one, &lt;b&gt; going on</li><li>two</li></ul>")
 
 
 def test_compare_fits_into_a_narrow_terminal_and_names_what_is_not_whole(tmp_path, monkeypatch):

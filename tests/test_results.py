@@ -69,6 +69,10 @@ def test_a_kept_study_comes_back_whole(script, tmp_path):
     here, back = (folder / "DRFA" / "seed-0" for folder in (out, tmp_path / "again"))
     for name in ("run.toml", "records.jsonl", "final.json", "summary.json"):
         assert (back / name).read_bytes() == (here / name).read_bytes()
+    assert CliRunner().invoke(app, ["report", str(tmp_path / "again")]).exit_code == 0
+    page = (tmp_path / "again" / "report.html").read_text()
+    assert "drfa, Figure 4" in page and "The paper&#x27;s claims" in page
+    (tmp_path / "again" / "results.json").unlink()
     done = CliRunner().invoke(app, [*command, "--no-run", "--out", str(tmp_path / "again")])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "again" / "results.json").read_bytes() == (tmp_path / "kept" / "results.json").read_bytes()

@@ -15,7 +15,7 @@ from fedsaddle.contracts import SettingError
 from fedsaddle.report import page, plots
 from fedsaddle.report.page.markup import ended_text, listed
 from fedsaddle.report.results import budget, chosen, higher, results, winners
-from fedsaddle.report.series import COMPLETE, Series, gather, settings
+from fedsaddle.report.series import COMPLETE, Series, gather, settings, study_of
 
 out, err = Console(), Console(stderr=True)
 Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="run folders, or folders above run folders")]
@@ -50,19 +50,21 @@ def add_to(app: typer.Typer) -> None:
     ) -> None:
         """Compare runs in a table: mean and standard deviation over seeds, and the settings that differ."""
         series = gather(folders)
-        name = chosen(series, measure)
-        out.print(_comparison(series, name))
+        study = study_of(folders)
+        name = chosen(series, measure, study)
+        out.print(_comparison(series, name, int(study.get("smooth", 1)) if name == study.get("measure") else 1))
         for told in _cut_short(series):
             out.print(told, style="red", markup=False, highlight=False)
         if len(series) > 1:
             out.print(_differences(series))
 
 
-def _comparison(series: list[Series], measure: str) -> Table:
+def _comparison(series: list[Series], measure: str, smooth: int) -> Table:
     """A line per series; a mean above its standard deviation, so that it fits into a narrow terminal."""
-    lines, floats = results(series, measure), budget(series)
+    lines, floats = results(series, measure, smooth), budget(series)
     columns = {"final": "at the\nend", "best": "best"} | ({"equal": "at equal\nfloats"} if floats is not None else {})
     title = f"{measure}, mean ± standard deviation over seeds"
+    title += f"; each value the mean of {smooth} evaluations" if smooth > 1 else ""
     table = Table(box=SIMPLE, show_edge=False, padding=(0, 1, 0, 0),
                   title=title if floats is None else f"{title}; equal floats: {floats:,}")
     table.add_column("method", overflow="fold")

@@ -22,12 +22,13 @@ from fedsaddle.report.results import (
     chosen,
     evaluations,
     higher,
+    in_short,
     measures,
     results,
     stretched,
     value,
 )
-from fedsaddle.report.series import Run, Series, gather, read_json, settings
+from fedsaddle.report.series import Run, Series, gather, read_json, settings, study_of
 from fedsaddle.report.tables import number
 
 DOTS = 200  # more clients than that are shown as a histogram
@@ -39,15 +40,15 @@ PNG = b"\x89PNG"
 def content(folders: Sequence[Path], title: str = "") -> dict[str, Any]:
     """Read the folders."""
     series = gather(folders)
-    study = next(filter(None, (read_json(folder / "study.json") for folder in folders)), {})
+    study = study_of(folders)
     common, different = settings(series)
     known = measures(series)
-    measure = study["measure"] if study.get("measure") in known else chosen(series, None)
+    measure, smooth = chosen(series, None, study), int(study.get("smooth", 1))
     return {
         "title": title or named(series, study), "study": study, "folders": [str(folder) for folder in folders],
-        "smooth": int(study.get("smooth", 1)),
+        "smooth": smooth,
         "headline": measure, "measures": known, "higher": [higher(name) for name in known],
-        "budget": budget(series), "results": results(series, measure),
+        "budget": budget(series), "results": results(series, measure, smooth),
         "final": {name: [line.final for line in results(series, name)] for name in known},
         "series": [{"label": one.label, "runs": curves(one, known)} for one in series],
         "axes": [axis for axis in AXES if axis == "rounds" or any(
@@ -89,7 +90,7 @@ def about(series: Sequence[Series]) -> list[tuple[str, str]]:
     told = [
         ("problem", words(series, "problem")), ("data", words(series, "data")), ("clients", ", ".join(clients)),
         ("model", words(series, "model")), ("methods", ", ".join(one.label for one in series)),
-        ("seeds", ", ".join(map(str, seeds))), ("rounds", ", ".join(f"{count:,}" for count in planned)),
+        ("seeds", in_short(seeds)), ("rounds", ", ".join(f"{count:,}" for count in planned)),
         ("dates", dates(series)), ("records", gaps(series)),
     ]
     return [(name, text) for name, text in told if text]

@@ -76,6 +76,13 @@ class Line(NamedTuple):
         return ", ".join(told) or COMPLETE
 
 
+def in_short(seeds: Sequence[int]) -> str:
+    """Many that follow each other as their first and last."""
+    if len(seeds) > 3 and list(seeds) == list(range(seeds[0], seeds[0] + len(seeds))):
+        return f"{seeds[0]} to {seeds[-1]}"
+    return ", ".join(map(str, seeds))
+
+
 def higher(measure: str) -> bool:
     """Whether a measure is better when it is higher."""
     name = measure.partition(".")[2]
@@ -120,12 +127,12 @@ def first_known(name: str, known: Sequence[str]) -> str:
     return next((f"{of}.{name}" for of in ("test", "images", "clients", "train") if f"{of}.{name}" in known), "")
 
 
-def chosen(series: Sequence[Series], measure: str | None) -> str:
-    """A measure the user named, or the headline."""
+def chosen(series: Sequence[Series], measure: str | None, study: dict[str, Any]) -> str:
+    """A measure the user named, or that of the study, or the headline."""
     known = measures(series)
     if measure and measure not in known:
         raise SettingError(f"--measure {measure!r}: is not in the records; choose one of {', '.join(known)}")
-    return measure or headline(series)
+    return measure or (study["measure"] if study.get("measure") in known else headline(series))
 
 
 def spread(values: Sequence[float | None]) -> Spread:
@@ -148,19 +155,19 @@ def budget(series: Sequence[Series]) -> int | None:
     return min(ends) if ends and len(series) > 1 else None
 
 
-def results(series: Sequence[Series], measure: str) -> list[Line]:
-    """The table of results."""
+def results(series: Sequence[Series], measure: str, smooth: int = 1) -> list[Line]:
+    """The table of results. smooth: evaluations whose mean counts as one value."""
     floats, better = budget(series), max if higher(measure) else min
     lines = []
     for one in series:
-        kept = [[value(record, measure) for record in evaluations(run)] for run in one.evaluated]
-        known = [[each for each in values if each is not None] for values in kept]
+        kept = [looks(run, measure, smooth) for run in one.evaluated]
+        known = [[look.value for look in found if look.value is not None] for found in kept]
         rounds = [run.records[-1]["round"] if run.records else 0 for run in one.runs]
         lines.append(Line(
             one.label, tuple(run.seed for run in one.runs), (min(rounds), max(rounds)),
-            final=spread([values[-1] if values else None for values in kept]),
+            final=spread([found[-1].value if found else None for found in kept]),
             best=spread([better(values) if values else None for values in known]),
-            equal=spread([at_floats(run, measure, floats) for run in one.evaluated]),
+            equal=spread([at_floats(run, found, floats) for run, found in zip(one.evaluated, kept, strict=True)]),
             floats_up=spread([total(run, ("floats_up",)) for run in one.evaluated]),
             bytes=spread([total(run, ("bytes_up", "bytes_down")) for run in one.evaluated]),
             seconds=spread([sum(r.get("seconds", 0.0) for r in run.records) for run in one.evaluated]),
@@ -169,12 +176,28 @@ def results(series: Sequence[Series], measure: str) -> list[Line]:
     return lines
 
 
-def at_floats(run: Run, measure: str, floats: int | None) -> float | None:
+class Look(NamedTuple):
+    """An evaluation."""
+
+    floats: int  # received by the server until then
+    value: float | None  # of a measure
+
+
+def looks(run: Run, measure: str, smooth: int) -> list[Look]:
+    """Each the mean of itself and those before it, `smooth` in all; those with fewer before them are left out."""
+    found = evaluations(run)
+    values = [math.nan if (each := value(record, measure)) is None else each for record in found]
+    means = [statistics.fmean(values[at - smooth : at]) for at in range(smooth, len(values) + 1)]
+    return [Look(record["total"]["floats_up"], None if math.isnan(mean) else mean)
+            for record, mean in zip(found[smooth - 1 :], means, strict=True)]
+
+
+def at_floats(run: Run, found: Sequence[Look], floats: int | None) -> float | None:
     """At the last evaluation before the server had received more floats; None for a run that did not come so far."""
     if floats is None or total(run, ("floats_up",)) < floats:
         return None
-    within = [record for record in evaluations(run) if record["total"]["floats_up"] <= floats]
-    return value(within[-1], measure) if within else None
+    within = [look.value for look in found if look.floats <= floats]
+    return within[-1] if within else None
 
 
 def winners(lines: Sequence[Line], column: str, up: bool) -> set[int]:

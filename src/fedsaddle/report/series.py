@@ -140,6 +140,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
+def study_of(folders: Iterable[Path]) -> dict[str, Any]:
+    """What `fedsaddle reproduce` noted in the first of these folders that has it: measure, claims, how it was made."""
+    return next(filter(None, (read_json(folder / "study.json") for folder in folders)), {})
+
+
 def grouped(runs: Iterable[Run]) -> list[Series]:
     """Runs of equal settings together. A seed stands once in a series: the same seed again opens another one."""
     found: list[tuple[str, list[Run]]] = []

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
-from fedsaddle.report.results import Line, Spread, higher, winners
+from fedsaddle.report.results import Line, Spread, higher, in_short, winners
 from fedsaddle.report.sites import bytes_told
 from fedsaddle.report.tables import number
 
 VERDICTS = {"holds": ("good", "✓"), "does not hold": ("bad", "✗"), "within spread": ("middle", "≈"),
             "not measured": ("neutral", "?")}
+MANY = 6  # commands
 Found = dict[str, Any]
 
 
@@ -59,7 +61,7 @@ def results(found: Found) -> str:
     rows = []
     for at, line in enumerate(lines):
         cells = [f'<th scope="row" data-swatch="{at}">{escape(line.label)}</th>',
-                 cell(", ".join(map(str, line.seeds)), len(line.seeds)), cell(line.rounds_text, line.rounds[1]),
+                 cell(in_short(line.seeds), len(line.seeds)), cell(line.rounds_text, line.rounds[1]),
                  f'<td class="state {state_class(line)}">{escape(line.state_text)}</td>']
         cells += [spread_cell(getattr(line, column), at in best[column]) for column in columns]
         cells += [cell(shown(published.get(line.label)), published.get(line.label))] if published else []
@@ -84,6 +86,8 @@ def explained(found: Found, up: bool) -> str:
     """What the columns mean, and what happened to runs that are not whole."""
     told = ["Mean ± standard deviation (n - 1) over complete runs; diverged ones are counted, not averaged.",
             f"Best: the {'highest' if up else 'lowest'} evaluation of each run. ★ marks the best mean."]
+    if found["smooth"] > 1:
+        told.insert(1, f"Each value is the mean of {found['smooth']} evaluations, as in the table of the study.")
     if found["budget"] is not None:
         told.append(f"At equal floats: at the last evaluation before the server had received more than "
                     f"{found['budget']:,} floats, which every complete run reached.")
@@ -145,9 +149,28 @@ def claims(found: Found) -> str:
     parts = ['<div class="wide"><table id="verdicts"><thead><tr><th>claim</th><th>here</th><th>detail</th></tr></thead>'
              f"<tbody>{''.join(rows)}</tbody></table></div>"] if rows else []
     if study.get("departures"):
-        told = escape(listed(study["departures"]))
-        parts.append(f'<h3>Where this departs from the paper</h3><p class="lines">{told}</p>')
+        parts.append(f'<h3>Where this departs from the paper</h3>{prose(listed(study["departures"]))}')
     return "\n".join(parts)
+
+
+def prose(text: str) -> str:
+    """The comment of a file as paragraphs and lists: its lines were cut for an editor."""
+    blocks: list[tuple[str, str]] = []
+    for line in map(str.strip, text.splitlines()):
+        before = blocks[-1][1] if blocks else ""
+        if line.startswith("- "):
+            blocks.append(("li", line[2:]))
+        elif not line or not before or before.endswith(":"):
+            blocks.append(("p", line))
+        else:
+            blocks[-1] = (blocks[-1][0], f"{before} {line}")
+    written = "".join(f"<{tag}>{code(escape(told))}</{tag}>" for tag, told in blocks if told)
+    return re.sub("((?:<li>.*?</li>)+)", r"<ul>\1</ul>", written)
+
+
+def code(text: str) -> str:
+    """Words between backticks."""
+    return re.sub("`([^`]*)`", r"<code>\1</code>", text)
 
 
 def drawings(intro: str, present: Callable[[Found], bool]) -> Callable[[Found], str]:
@@ -179,7 +202,10 @@ def settings(found: Found) -> str:
     parts.append(folded(f"{title} ({len(found['common'])} settings)", common, "printed"))
     if found["environments"]:
         parts += ["<h3>Where it was computed</h3>", listing(["", ""], [*map(list, found["environments"].items())])]
-    parts += ["<h3>How to do it again</h3>", f"<pre>{escape(chr(10).join(found['commands']))}</pre>"]
+    again = f"<pre>{escape(chr(10).join(found['commands']))}</pre>"
+    many = len(found["commands"]) > MANY
+    parts += ["<h3>How to do it again</h3>",
+              folded(counted(len(found["commands"]), "command"), again, "printed") if many else again]
     parts += [folded(f"run.toml of {label}", f"<pre>{escape(text)}</pre>") for label, text in found["files"].items()]
     return "\n".join(parts)
 
