@@ -475,9 +475,12 @@ def test_a_classifier_is_trained_kept_and_judges(trained):
     assert fid["real"] < fid["one digit"] and fid["real"] < fid["noise"]
 
 
-def test_a_classifier_that_is_missing_damaged_or_of_another_shape_is_refused(trained, tmp_path):
+def test_a_classifier_that_is_missing_damaged_or_of_another_shape_is_refused(trained, tmp_path, monkeypatch):
     with pytest.raises(SettingError, match="fedsaddle classifier DATA"):
         classifiers.load(tmp_path / "none.safetensors")
+    monkeypatch.setenv("FEDSADDLE_CACHE", str(tmp_path))
+    with pytest.raises(SettingError, match=r"`fedsaddle classifier mnist`.*--model lenet5"):  # the command to give
+        classifiers.load(classifiers.usual_path("mnist"))
     (tmp_path / "cut.safetensors").write_bytes(trained.read_bytes()[:500])
     with pytest.raises(SettingError, match="cannot be read"):
         classifiers.load(tmp_path / "cut.safetensors")

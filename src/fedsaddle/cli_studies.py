@@ -98,7 +98,7 @@ def _complain(found: Any) -> None:
 def _show(plan: reproduce.Plan, got: reproduce.Results) -> None:
     head, *rows = reproduce.table(plan, got)
     title = plan.study.about + (" (miniature: --quick)" if plan.quick else "")
-    shown = Table(title=title, caption=plan.study.paper.table or None)
+    shown = Table(title=title, caption=f"published: {plan.study.paper.table}" if plan.study.paper.table else None)
     for name in head:
         shown.add_column(name, justify="left" if name == "method" else "right", overflow="fold")
     for row in rows:

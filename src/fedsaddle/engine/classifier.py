@@ -141,8 +141,10 @@ def load(path: Path) -> Classifier:
         net = build(MODELS[about["model"]](**settings), tuple(about["shape"]), about["classes"], 0)
         net.load_state_dict({name.removeprefix("net."): v for name, v in tensors.items() if name.startswith("net.")})
     except FileNotFoundError:
-        raise SettingError(f"classifier {str(path)!r}: is not there; train one with `fedsaddle classifier DATA`, or "
-                           "give its file in run.classifier") from None
+        data = path.stem if path == usual_path(path.stem) else "DATA"
+        raise SettingError(f"classifier {str(path)!r}: is not there; train one with `fedsaddle classifier {data}` "
+                           "(with `--model lenet5` it takes minutes on a CPU), give its file in run.classifier, or set "
+                           "run.image_samples to 0, and images are not judged") from None
     except (OSError, KeyError, TypeError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
         raise SettingError(f"classifier {str(path)!r}: cannot be read ({error}); train it again with `fedsaddle "
                            "classifier DATA`") from error
