@@ -116,6 +116,23 @@ def test_what_is_computed_twice_is_computed_once_but_never_what_is_drawn():
     assert torch.equal(twice, 2 * x.tanh()) and torch.equal(total, x.tanh().sum()) and not torch.equal(one, other)
 
 
+def test_of_a_convolution_only_the_gradients_that_are_used_are_computed():
+    """A net whose way back is asked once by its weights and once by its inputs, as a GAN's discriminator."""
+
+    def function(x, w):
+        _, back = torch.func.vjp(torch.nn.functional.conv2d, x, w)
+        above = torch.ones(2, 3, 4, 4)
+        return [back(above)[1], back(2 * above)[0]]
+
+    x, w = torch.randn(2, 1, 6, 6), torch.randn(3, 1, 3, 3)
+    module = trace(function, [x, w])
+    before = module(x, w)
+    simplify(module)
+    masks = [node.args[-1][:2] for node in module.graph.nodes if "convolution_backward" in str(node.target)]
+    assert masks == [[False, True], [True, False]]
+    assert all(torch.equal(one, other) for one, other in zip(module(x, w), before, strict=True))
+
+
 def written_alone(x):
     return [(2 * x).reciprocal_()]
 

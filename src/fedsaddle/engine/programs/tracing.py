@@ -125,11 +125,13 @@ def shape_of(node: fx.Node) -> tuple[Any, ...]:
 
 
 def simplify(module: fx.GraphModule, fold: bool = False) -> None:
-    """Leave out what computes nothing: views that keep the shape, transposes that cancel, what is known already.
+    """Leave out what computes nothing: views that keep the shape, transposes that cancel, what is known already, and
+    gradients of a convolution that nobody asks for.
 
     fold: constants are made once, not at every call; a compiler would rather see them made.
     """
     graph = module.graph
+    graph.eliminate_dead_code()
     known: dict[Any, fx.Node] = {}
     for node in list(graph.nodes):
         if node.op != "call_function" or _repeats(node, known) or not isinstance(node.target, torch._ops.OpOverload):
@@ -143,10 +145,18 @@ def simplify(module: fx.GraphModule, fold: bool = False) -> None:
             if isinstance(inner, fx.Node) and {*first.args[1:]} == {*node.args[1:]} and \
                     shape_of(node) == shape_of(inner):
                 node.replace_all_uses_with(inner)
+        elif name == "convolution_backward":
+            _compute_what_is_used(node)
         elif fold and not node.all_input_nodes and _constant(node):
             _fold(module, node)
     graph.eliminate_dead_code()
     module.recompile()
+
+
+def _compute_what_is_used(node: fx.Node) -> None:
+    """Of a convolution's gradients, by its inputs, weights and bias: one operation, whose last argument says which."""
+    used, mask = {user.args[1] for user in node.users}, node.args[-1]
+    node.args = (*node.args[:-1], [wanted and place in used for place, wanted in enumerate(mask)])  # type: ignore[arg-type]
 
 
 def _repeats(node: fx.Node, known: dict[Any, fx.Node]) -> bool:
