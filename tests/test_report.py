@@ -232,6 +232,12 @@ def test_methods_keep_the_order_of_their_settings_file(tmp_path):
     assert [label for label, _ in labels_and_seeds(tmp_path)] == ["Z", "B", "A"]
 
 
+def test_methods_of_a_study_keep_its_order(tmp_path):
+    write_study(tmp_path, methods=("B", "A", "C"), seeds=1)
+    (tmp_path / "study.json").write_text(json.dumps({**STUDY, "methods": ["C", "A"]}))
+    assert [one.label for one in gather([tmp_path])] == ["C", "A", "B"]
+
+
 def test_runs_from_python_are_told_apart_by_their_folder(tmp_path):
     for name in ("one", "other"):
         write_run(tmp_path / name, name, rounds=2, tables={"run": {"rounds": 2}})
@@ -593,9 +599,9 @@ def test_many_seeds_and_many_commands_are_told_in_short(tmp_path, monkeypatch):
 
 
 def test_departures_are_paragraphs_and_lists():
-    text = "Of `x` it is told\nin two lines.\n\nAnother.\nDepartures:\n- one, <b>\n  going on\n- two\n"
-    assert prose(text) == ("<p>Of <code>x</code> it is told in two lines.</p><p>Another. Departures:</p>"
-                           "<ul><li>one, &lt;b&gt; going on</li><li>two</li></ul>")
+    text = "Of `x` it is told\nin two lines.\n\nAnother.\nDepartures:\n- one, <b>\n  going on\n- two\nAfter it."
+    assert prose(text) == ("<p>Of <code>x</code> it is told in two lines.</p><p>Another.</p><p>Departures:</p>"
+                           "<ul><li>one, &lt;b&gt; going on</li><li>two</li></ul><p>After it.</p>")
 
 
 def test_compare_fits_into_a_narrow_terminal_and_names_what_is_not_whole(tmp_path, monkeypatch):

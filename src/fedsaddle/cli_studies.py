@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -96,13 +97,16 @@ def _complain(found: Any) -> None:
 
 
 def _show(plan: reproduce.Plan, got: reproduce.Results) -> None:
-    head, *rows = reproduce.table(plan, got)
-    title = plan.study.about + (" (miniature: --quick)" if plan.quick else "")
-    shown = Table(title=title, caption=f"published: {plan.study.paper.table}" if plan.study.paper.table else None)
-    for name in head:
-        shown.add_column(name, justify="left" if name == "method" else "right", overflow="fold")
-    for row in rows:
-        shown.add_row(*row)
+    (method, _, *others), *rows = reproduce.table(plan, got)
+    paper = plan.study.paper
+    title = plan.study.about + (" (miniature: --quick)" if plan.quick else "") + f"\n{paper.measure}"
+    shown = Table(title=title, caption=f"published: {paper.table}" if paper.table else None, box=SIMPLE,
+                  show_edge=False, padding=(0, 1, 0, 0))
+    shown.add_column(method, overflow="fold")
+    for name in (paper.value, *others):
+        shown.add_column(name.replace("at equal ", "at equal\n"), justify="right", overflow="fold")
+    for label, *cells in rows:  # a mean above its spread: fits into a narrow terminal
+        shown.add_row(label, *(cell.replace(" ±", "\n±") for cell in cells))
     out.print(shown)
     for line in got.lines:
         for death in line.died:

@@ -90,7 +90,7 @@ def gather(folders: Sequence[Path]) -> list[Series]:
 
 
 def find(folder: Path) -> list[Path]:
-    """Run folders in and below a folder: methods in the order of the settings file, numbers in their own order."""
+    """Run folders in and below a folder: methods in the order of their file or study, numbers in their own order."""
     if not folder.is_dir():
         raise SettingError(f"{str(folder)!r}: is not a folder; give a run folder, or one above run folders")
     own = read(folder / "run.toml") if (folder / "run.toml").exists() else {}
@@ -101,7 +101,7 @@ def find(folder: Path) -> list[Path]:
         return [folder]
     if "algorithm" in own:
         return [folder]  # begun, with nothing recorded yet
-    methods = list(own.get("algorithms", {}))
+    methods = list(own.get("algorithms", {})) or study_of([folder]).get("methods", [])
     try:
         inside = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
     except OSError as error:

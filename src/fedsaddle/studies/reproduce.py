@@ -122,7 +122,8 @@ def write(plan: Plan, out: Path, got: Results) -> None:
     study, paper = plan.study, plan.study.paper
     replace_file(out / "study.json", _json({
         "recipe": study.name, "about": study.about, "departures": study.departures, "command": plan.command,
-        "quick": plan.quick, "measure": paper.measure, "smooth": paper.smooth, "published_measure": paper.table,
+        "methods": [label or plan.settings.algorithms[""].name for label in plan.labels], "quick": plan.quick,
+        "measure": paper.measure, "smooth": paper.smooth, "published_measure": paper.table,
         "published": {} if plan.quick else dict(paper.published),
         "claims": [verdict._asdict() for verdict in got.verdicts],
     }))

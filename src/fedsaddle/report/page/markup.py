@@ -155,15 +155,16 @@ def claims(found: Found) -> str:
 
 def prose(text: str) -> str:
     """The comment of a file as paragraphs and lists: its lines were cut for an editor."""
-    blocks: list[tuple[str, str]] = []
-    for line in map(str.strip, text.splitlines()):
-        before = blocks[-1][1] if blocks else ""
-        if line.startswith("- "):
-            blocks.append(("li", line[2:]))
-        elif not line or not before or before.endswith(":"):
-            blocks.append(("p", line))
+    blocks = [("p", "")]
+    for line in text.splitlines():
+        (kind, before), told = blocks[-1], line.strip()
+        heading = told.endswith(":") and " " not in told
+        if told.startswith("- "):
+            blocks.append(("li", told[2:]))
+        elif not told or not before or before.endswith(":") or heading or (kind == "li" and not line.startswith(" ")):
+            blocks.append(("p", told))
         else:
-            blocks[-1] = (blocks[-1][0], f"{before} {line}")
+            blocks[-1] = (kind, f"{before} {told}")
     written = "".join(f"<{tag}>{code(escape(told))}</{tag}>" for tag, told in blocks if told)
     return re.sub("((?:<li>.*?</li>)+)", r"<ul>\1</ul>", written)
 
