@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import itertools
 import json
 import os
 import shutil
@@ -27,7 +29,7 @@ from fedsaddle import testing
 from fedsaddle.assemble import assemble
 from fedsaddle.config import Run
 from fedsaddle.contracts import ALL, Cohort, Draw, Point
-from fedsaddle.engine import calibration, crew, simulation, team
+from fedsaddle.engine import calibration, crew, simulation, team, training
 from fedsaddle.engine.calibration import Calibration
 from fedsaddle.engine.programs import convolutions, segments, spreading, tracing
 from fedsaddle.engine.programs.compiling import compiled_function
@@ -114,6 +116,19 @@ def test_what_is_computed_twice_is_computed_once_but_never_what_is_drawn():
     assert (operations(module, "tanh"), operations(module, "rand_like")) == (1, 2)
     total, twice, one, other = module(x)
     assert torch.equal(twice, 2 * x.tanh()) and torch.equal(total, x.tanh().sum()) and not torch.equal(one, other)
+
+
+def test_programs_hold_no_values():
+    """A method with a random number of steps makes a program for every number: tensors must not come with each."""
+    job, _ = start(testing.trial("catalyst-scaffold-s", asked=3), rounds=40, execution="traced")
+    bodies, size, held, made = job.federation.engine.bodies, job.progress.server.z.x.numel(), [], []
+    for count in (4, 14):
+        walk = training.rounds(job.algorithm, job.federation, job.progress, job.plan, None)
+        next(itertools.islice(walk, count - 1, None))
+        gc.collect()
+        held.append(sum(type(one) is torch.Tensor and one.numel() == size for one in gc.get_objects()))
+        made.append(len(bodies.made))
+    assert made[1] > made[0] + 3 and held[1] < held[0] + 3
 
 
 def test_of_a_convolution_only_the_gradients_that_are_used_are_computed():

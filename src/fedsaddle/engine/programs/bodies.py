@@ -102,6 +102,8 @@ class Bodies:
             raise
         except Exception as error:  # torch's tracer raises what it likes; the eager way needs none of it
             raise Untraceable(f"{type(error).__name__}: {str(error)[:200]}") from error
+        finally:
+            compiling.give_freed_memory_back()
         return _Program(made, form)
 
     def _traced(self, task: Task, message: Any, states: Any, drawn: Drawn, repeated: bool = False) -> tuple[Any, Any]:

@@ -105,7 +105,16 @@ def keep_freed_memory() -> bool:
 
     Pages of a fresh block are zeroed by the kernel when touched, which costs as much as the arithmetic of small nets.
     """
-    if platform.libc_ver()[0] != "glibc":
-        return False
-    libc = ctypes.CDLL(None)
-    return bool(libc.mallopt(M_MMAP_THRESHOLD, KEPT)) and bool(libc.mallopt(M_TRIM_THRESHOLD, KEPT))
+    libc = _glibc()
+    return libc is not None and all(libc.mallopt(name, KEPT) for name in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD))
+
+
+def give_freed_memory_back() -> None:
+    """What lies free between blocks that stay: making a program leaves such gaps by every step that it traces."""
+    libc = _glibc()
+    if libc is not None:
+        libc.malloc_trim(0)
+
+
+def _glibc() -> ctypes.CDLL | None:
+    return ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None

@@ -14,10 +14,21 @@ from typing import Any, NamedTuple
 from torch import Tensor, fx, nn
 
 from fedsaddle.engine.programs.convolutions import write_in_own_convolutions
-from fedsaddle.engine.programs.tracing import Opaque, Untraceable, hold, like, shape_of, simplify, trace
+from fedsaddle.engine.programs.tracing import (
+    Layout,
+    Opaque,
+    Untraceable,
+    hold,
+    layout_of,
+    shape_of,
+    simplify,
+    trace,
+    value_of,
+)
 
 Finished = tuple[Callable[..., Sequence[Tensor]], Sequence[Tensor]]  # what runs a segment, and results of its shapes
 Finish = Callable[[fx.GraphModule, list[Tensor]], Finished]
+Functions = dict[Any, tuple[Callable[..., Sequence[Tensor]], list[Layout]]]  # with what its results are like
 Gradients = dict[Any, fx.GraphModule]  # by kind and the shapes of what they are given
 CALLS = "call_function"
 
@@ -37,8 +48,7 @@ class Cut(NamedTuple):
 
 
 def program(
-    work: fx.GraphModule, finish: Finish, functions: dict[Any, Finished], decompositions: Any = None,
-    compact: bool = False,
+    work: fx.GraphModule, finish: Finish, functions: Functions, decompositions: Any = None, compact: bool = False,
 ) -> fx.GraphModule:
     """The traced work as a module that calls its segments. `functions`: those finished already; new ones are added.
 
@@ -47,7 +57,7 @@ def program(
     cut = cut_at_gradients(work.graph)
     results = _results(cut)
     graph, root, known = fx.Graph(), nn.Module(), {}
-    examples: dict[fx.Node, Tensor] = {}  # a compiler may lay a result out otherwise than the trace did
+    laid_out: dict[fx.Node, Layout] = {}  # a compiler may lay a result out otherwise than the trace did
     gradients: Gradients = {}
     for node in work.graph.nodes:
         if node.op == "placeholder":
@@ -58,16 +68,18 @@ def program(
         known[node] = graph.node_copy(node, known.__getitem__)
     for segment in cut.segments:
         positions = results[segment.kind]
-        values = [examples[node] if node in examples else like(node) for node in segment.inputs]
-        values = [value.contiguous() for value in values] if compact else values
-        key = (segment.kind, *positions, *(value.stride() for value in values))
+        layouts = [laid_out[node] if node in laid_out else layout_of(value_of(node)) for node in segment.inputs]
+        layouts = [layout.compact() for layout in layouts] if compact else layouts
+        key = (segment.kind, *positions, *(layout.stride for layout in layouts))
         if key not in functions:
-            functions[key] = finish(_function(segment, positions, decompositions, values, gradients), values)
+            values = [layout.zeros() for layout in layouts]
+            run, made = finish(_function(segment, positions, decompositions, values, gradients), values)
+            functions[key] = run, [layout_of(value) for value in made]
         function, found = functions[key]
         call = graph.call_function(function, tuple(known[node] for node in segment.inputs))
         for place, position in enumerate(positions):
             known[segment.nodes[position]] = graph.call_function(operator.getitem, (call, place))
-            examples[segment.nodes[position]] = found[place]
+            laid_out[segment.nodes[position]] = found[place]
     for node in cut.epilogue:
         known[node] = graph.node_copy(node, known.__getitem__)
     last = next(iter(reversed(work.graph.nodes)))
@@ -147,7 +159,7 @@ def _function(
     for node in segment.nodes:
         if isinstance(node.target, Opaque):
             inputs: list[Any] = list(node.args)
-            given = [laid_out[one] if one in laid_out else like(one) for one in inputs]
+            given = [laid_out[one] if one in laid_out else layout_of(value_of(one)).zeros() for one in inputs]
             kind = (node.target.kind, *((one.shape, one.stride(), one.dtype) for one in given))
             if kind not in gradients:
                 gradients[kind] = trace(node.target.function, given, decompositions)
@@ -194,6 +206,8 @@ def op_by_op(segment: fx.GraphModule, values: list[Tensor]) -> Finished:
     """Finish a segment without compiling it."""
     simplify(segment, fold=True)
     write_in_own_convolutions(segment)
+    for node in segment.graph.nodes:
+        node.meta = {}  # values of every shape, which would stay as long as the function
     forward = segment.forward
 
     def gradient_step(*values: Tensor) -> Sequence[Tensor]:

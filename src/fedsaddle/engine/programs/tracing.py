@@ -7,7 +7,7 @@ A gradient is one opaque node of the trace of a work, however large the net is, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -58,9 +58,8 @@ class Opaque:
         name = (self.kind, *((value.shape, value.stride(), value.dtype) for value in values))
         with disable_proxy_modes_tracing():
             if name not in known:
-                known[name] = tuple(self.function(*values))
-            results = tuple(torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=one.device).zero_()
-                            for one in known[name])
+                known[name] = [layout_of(result) for result in self.function(*values)]
+            results = tuple(layout.zeros() for layout in known[name])
         proxies = pytree.tree_map(mode.tracer.unwrap_proxy, values)
         node = mode.tracer.create_proxy("call_function", self, proxies, {})
         return track_tensor_tree(results, node, constant=None, tracer=mode.tracer)
@@ -106,10 +105,24 @@ def _mutates(target: Any) -> bool:
     return schema is not None and schema.is_mutable
 
 
-def like(node: fx.Node) -> Tensor:
-    """Zeros of the shape, strides and type that a node's value had."""
-    value = value_of(node)
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).zero_()
+class Layout(NamedTuple):
+    """All of a tensor but its numbers."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def zeros(self) -> Tensor:
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device).zero_()
+
+    def compact(self) -> Layout:
+        """Without gaps, in order."""
+        return self._replace(stride=torch.empty(self.shape, device="meta").stride())
+
+
+def layout_of(value: Tensor) -> Layout:
+    return Layout(value.shape, value.stride(), value.dtype, value.device)
 
 
 def value_of(node: fx.Node) -> Tensor:
