@@ -17,9 +17,11 @@ from fedsaddle.assemble import job_from_settings
 from fedsaddle.cli import app
 from fedsaddle.config import method, read, settle, tables_of
 from fedsaddle.contracts import SettingError
+from fedsaddle.engine import classifier
 from fedsaddle.studies import curves, errands, reproduce, study, text
 from fedsaddle.studies.claims import FAILS, HOLDS, UNDECIDED, UNKNOWN, Claim, Evidence, claim_from, judge
 from fedsaddle.studies.curves import Curve, Look
+from fedsaddle.studies.judge import with_judge
 
 SMALL = """# two methods on digits
 # - a departure
@@ -355,6 +357,31 @@ def test_a_miniature_is_smaller_and_says_so(small):
     small.write_text(SMALL.partition("[quick]")[0], encoding="utf-8")
     with pytest.raises(SettingError, match="has no miniature"):
         reproduce.planned(study.load(str(small)), None, quick=True, only=(), assignments=())
+
+
+def test_a_miniature_brings_a_judge_of_images_where_nobody_has_trained_one(small, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDSADDLE_CACHE", str(tmp_path / "cache"))
+    small.write_text(SMALL.replace("[quick]", '[quick]\njudge = "mlp"'), encoding="utf-8")
+
+    def planned(quick=True, images=10):
+        return reproduce.planned(study.load(str(small)), 1, quick, (), [f"run.image_samples={images}"])
+
+    out = tmp_path / "out"
+    brought = with_judge(planned(), out)
+    judge = classifier.load(out / "judge.safetensors")
+    assert brought.settings.run.classifier == str(out / "judge.safetensors") and judge.about["accuracy"] > 0.5
+    page = text.markdown(brought, reproduce.results(brought, out), out)
+    assert "judged by the net `mlp`, trained for 2 passes" in page
+    with monkeypatch.context() as patch:
+        patch.delattr("fedsaddle.studies.judge.train_classifier")  # once is enough
+        assert with_judge(planned(), out) == brought
+        for other in (planned(quick=False), planned(images=0)):
+            assert with_judge(other, tmp_path / "none") is other
+        classifier.save(judge, classifier.usual_path("digits"))
+        assert with_judge(planned(), tmp_path / "none").settings.run.classifier == ""
+    small.write_text(SMALL.replace("[quick]", '[quick]\njudge = "lenet"'), encoding="utf-8")
+    with pytest.raises(SettingError, match="lenet5"):
+        study.load(str(small))
 
 
 def test_a_page_shows_what_a_generator_made_with_the_first_seed(small, tmp_path):

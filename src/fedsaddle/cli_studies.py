@@ -11,7 +11,15 @@ import typer
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    track,
+)
 from rich.table import Table
 
 from fedsaddle.report import page
@@ -19,6 +27,7 @@ from fedsaddle.report.folder import replace_file
 from fedsaddle.studies import errands, reproduce, study
 from fedsaddle.studies.claims import FAILS, HOLDS
 from fedsaddle.studies.errands import COMPLETE, DIVERGED, FAILED, STOPPED, Errand, News
+from fedsaddle.studies.judge import with_judge
 from fedsaddle.studies.text import markdown
 
 out, err = Console(), Console(stderr=True)
@@ -45,6 +54,7 @@ def add_to(app: typer.Typer) -> None:
         """
         plan = reproduce.planned(study.load(name), seeds, quick, only or (), set_ or ())
         folder = target or Path("results") / (f"{plan.study.name}-quick" if quick else plan.study.name)
+        plan = with_judge(plan, folder, lambda steps, words: track(steps, f"judge of the images: {words}", console=err))
         if no_run:  # on any machine: the runs may have come from one with another device
             errands.see_to(reproduce.errands(plan, folder, alone=False))
         else:

@@ -16,6 +16,7 @@ from fedsaddle import recipes
 from fedsaddle.config import read, settle, validated
 from fedsaddle.config.validation import known_keys, nearest
 from fedsaddle.contracts import SettingError, setting
+from fedsaddle.models import MODELS
 from fedsaddle.studies.claims import Claim, claim_from
 
 
@@ -39,6 +40,7 @@ class Quick(NamedTuple):
     assignments: tuple[str, ...]
     seeds: int
     only: tuple[str, ...]
+    judge: str = ""  # a net that learns to judge generated images where nobody has trained a classifier
 
 
 class Study(NamedTuple):
@@ -93,9 +95,12 @@ def _paper(table: dict[str, Any], labels: set[str]) -> Paper:
 def _quick(table: Any, labels: set[str]) -> Quick | None:
     if table is None:
         return None
-    known_keys(table, ("set", "seeds", "only"), "quick", "setting")
+    known_keys(table, ("set", "seeds", "only", "judge"), "quick", "setting")
     only = tuple(table.get("only", ()))
     for label in only:
         if label not in labels:
             raise SettingError(f"quick.only = {label!r}: is no method{nearest(label, labels)}")
-    return Quick(tuple(table.get("set", ())), int(table.get("seeds", 1)), only)
+    judge = table.get("judge", "")
+    if judge and judge not in MODELS:
+        raise SettingError(f"quick.judge = {judge!r}: is no model{nearest(judge, MODELS)}")
+    return Quick(tuple(table.get("set", ())), int(table.get("seeds", 1)), only, judge)

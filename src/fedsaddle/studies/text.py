@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedsaddle.studies.judge import FILE, PASSES
 from fedsaddle.studies.reproduce import Plan, Results, table
 
 FACTS = (("device", "device"), ("platform", "system"), ("python", "Python"), ("torch", "torch"),
@@ -16,7 +17,9 @@ def markdown(plan: Plan, got: Results, out: Path) -> str:
     study, paper = plan.study, plan.study.paper
     parts = [f"# {study.about}"]
     if plan.quick:
-        parts.append("**A miniature (`--quick`)**: too short and too small to be held against the paper.")
+        judged = f" Its images are judged by the net `{plan.study.quick.judge}`, trained for {PASSES} passes." \
+            if plan.study.quick and (out / FILE).exists() else ""
+        parts.append(f"**A miniature (`--quick`)**: too short and too small to be held against the paper.{judged}")
     if plan.changed:
         parts.append(f"**Not as in the recipe**: {', '.join(f'`{text}`' for text in plan.changed)}.")
     parts += [f"```\n{plan.command}\n```", _facts(plan, out), f"Measure: `{paper.measure}`, "
