@@ -377,6 +377,7 @@ def test_a_miniature_brings_a_judge_of_images_where_nobody_has_trained_one(small
         assert with_judge(planned(), out) == brought
         for other in (planned(quick=False), planned(images=0)):
             assert with_judge(other, tmp_path / "none") is other
+        assert with_judge(planned(), tmp_path / "none", train=False) == planned()  # --no-run runs nothing
         classifier.save(judge, classifier.usual_path("digits"))
         assert with_judge(planned(), tmp_path / "none").settings.run.classifier == ""
     small.write_text(SMALL.replace("[quick]", '[quick]\njudge = "lenet"'), encoding="utf-8")

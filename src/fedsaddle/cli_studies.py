@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -54,7 +54,7 @@ def add_to(app: typer.Typer) -> None:
         """
         plan = reproduce.planned(study.load(name), seeds, quick, only or (), set_ or ())
         folder = target or Path("results") / (f"{plan.study.name}-quick" if quick else plan.study.name)
-        plan = with_judge(plan, folder, lambda steps, words: track(steps, f"judge of the images: {words}", console=err))
+        plan = with_judge(plan, folder, _judging, train=not no_run)
         if no_run:  # on any machine: the runs may have come from one with another device
             errands.see_to(reproduce.errands(plan, folder, alone=False))
         else:
@@ -92,6 +92,10 @@ def bar(rounds: int) -> Iterator[Callable[[News], None]]:
                             description="/".join(news.folder.parts[-2:]) + (f" {news.state}" if news.state else ""))
 
         yield tell
+
+
+def _judging(steps: Sequence[Any], description: str) -> Iterable[Any]:
+    return track(steps, f"judge of the images: {description}", console=err)
 
 
 def _complain(found: Any) -> None:

@@ -14,14 +14,17 @@ FILE = "judge.safetensors"  # beside the runs; not in the cache, where the judge
 PASSES = 2
 
 
-def with_judge(plan: Plan, out: Path, track: Track = silent) -> Plan:
-    """The plan with the judge that its miniature names, if images are to be judged and there is no other."""
+def with_judge(plan: Plan, out: Path, track: Track = silent, train: bool = True) -> Plan:
+    """The plan with the judge that its miniature names, if images are to be judged and there is no other.
+
+    train: make it where it is missing; without, the runs were judged by another, or there are none.
+    """
     run, data, file = plan.settings.run, plan.settings.data, out / FILE
     named = plan.study.quick.judge if plan.quick and plan.study.quick else ""
     if not named or not run.image_samples or run.classifier:
         return plan
     if not file.exists():
-        if usual_path(data.name).exists():
+        if not train or usual_path(data.name).exists():
             return plan
         images = SOURCES[data.name](**data.settings).load(plan.settings.dealing.seed)
         save(train_classifier(images, data.name, named, {}, epochs=PASSES, device=device_of(run), track=track), file)
